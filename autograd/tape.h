@@ -1,0 +1,77 @@
+// The tape: what was recorded, walked backwards.
+//
+//   Tape tape;
+//   Variable loss = mse_loss(model(x), y);
+//   tape.backward(loss);      // parameters now have grad()
+//
+// Ops record themselves on every tape of the thread whose scope they run in. The order of recording
+// is already a valid order for the walk: no recursion and no sorting. What a record saved is dropped
+// as soon as it has been walked. A tape does not record its own walk, but tapes around it do, which
+// is all that gradients of gradients need:
+//
+//   Tape outer;
+//   Variable gx;
+//   { Tape inner; gx = inner.gradient(f(x), {x})[0]; }
+//   outer.backward(sum(square(gx)));
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <tapedeck/core/op.h>
+
+namespace tapedeck {
+
+struct BackwardOptions {
+  Variable gradient = {};  ///< of y, of y's shape; 1 when undefined, and then y must have one element
+  bool retain = false;     ///< keep what was saved, so that the tape can be walked again
+};
+
+class Tape final : private Recorder {
+ public:
+  /// Starts recording what this thread runs, until the tape is destroyed.
+  Tape() : scope_(this) {}
+  ~Tape() override = default;
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  /// Adds the gradient of y to grad() of every leaf that y depends on. Throws Error when y was not
+  /// recorded here, or when a record that it needs was walked before without `retain`.
+  void backward(const Variable& y, const BackwardOptions& options = {});
+
+  /// The gradients of y with respect to `xs`, which may be leaves or results; grad() is not touched.
+  /// Zeros where y does not depend on x. Throws Error as backward() does.
+  Variables gradient(const Variable& y, const Variables& xs, const BackwardOptions& options = {});
+
+  /// The number of recorded ops.
+  std::size_t size() const { return entries_.size(); }
+  /// Bytes that records keep for the walk, each tensor counted once per record.
+  std::size_t saved_bytes() const;
+
+  /// One line an op: name, shapes, bytes saved, milliseconds forward and backward.
+  std::string to_text() const;
+  /// The same as a Graphviz DOT graph.
+  std::string to_dot() const;
+
+ private:
+  struct Entry {
+    Record record;
+    std::size_t saved_bytes = 0;  // when recorded; the record lets go of them when walked
+    std::chrono::nanoseconds backward_time{-1};
+    bool walked = false;
+  };
+  using Gradients = std::unordered_map<const detail::Identity*, Variable>;
+
+  bool listening() const override { return !walking_; }
+  void record(const Record& record) override;
+  Gradients walk(const Variable& y, const BackwardOptions& options, const Variables& wanted);
+
+  std::vector<Entry> entries_;
+  std::unordered_map<const detail::Identity*, std::size_t> producers_;
+  bool walking_ = false;
+  RecorderScope scope_;
+};
+
+}  // namespace tapedeck

@@ -1,0 +1,36 @@
+# How Tapedeck's targets are made.
+
+# tapedeck_sources(<folder> <word>...): adds <folder>/<word>.cpp to the library.
+function(tapedeck_sources folder)
+  foreach(word IN LISTS ARGN)
+    target_sources(tapedeck PRIVATE ${PROJECT_SOURCE_DIR}/${folder}/${word}.cpp)
+  endforeach()
+endfunction()
+
+# The warnings of our own code; nothing of this reaches a consumer.
+function(tapedeck_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+  if(TAPEDECK_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+# <tapedeck/core/tensor.h> means core/tensor.h, in the tree as after installation: the build folder has
+# an include folder of links.
+function(tapedeck_configure_library)
+  set(links ${PROJECT_BINARY_DIR}/include/tapedeck)
+  file(MAKE_DIRECTORY ${links})
+  foreach(folder core ops autograd nn)
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${links}/${folder} SYMBOLIC)
+  endforeach()
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/nn/tapedeck.h ${links}/tapedeck.h SYMBOLIC)
+
+  target_compile_features(tapedeck PUBLIC cxx_std_20)
+  set_target_properties(tapedeck PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(tapedeck PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
+  # The same bits everywhere: no fused multiply-add that the source does not ask for.
+  target_compile_options(tapedeck PRIVATE -ffp-contract=off)
+  target_link_libraries(tapedeck PUBLIC Threads::Threads)
+  tapedeck_warnings(tapedeck)
+endfunction()

@@ -1,0 +1,28 @@
+// Devices: where bytes live and work runs.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tapedeck {
+
+enum class DeviceType { cpu, cuda };
+
+/// A device. `Device()` is the CPU.
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int index = 0;
+
+  bool is_cpu() const { return type == DeviceType::cpu; }
+  bool is_cuda() const { return type == DeviceType::cuda; }
+  bool operator==(const Device&) const = default;
+};
+
+/// Parses "cpu", "cuda" or "cuda:N". Throws Error on anything else, and on a CUDA device that this
+/// build or this machine does not have.
+Device device(std::string_view name);
+
+/// "cpu" or "cuda:N".
+std::string to_string(Device device);
+
+}  // namespace tapedeck

@@ -1,0 +1,169 @@
+// Element types.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <tapedeck/core/error.h>
+#include <tapedeck/core/host_device.h>
+
+namespace tapedeck {
+
+enum class DType : std::uint8_t { float64, float32, bfloat16, float16, int64, uint8 };
+
+/// The upper half of a float32: 8 exponent and 7 mantissa bits. Converts with round to nearest even.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+
+  bfloat16() = default;
+  TAPEDECK_HD explicit bfloat16(float value) {
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    bits = nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
+               : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  TAPEDECK_HD explicit operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+};
+
+/// IEEE 754 binary16: 5 exponent and 10 mantissa bits. Converts with round to nearest even.
+struct float16 {
+  std::uint16_t bits = 0;
+
+  float16() = default;
+  TAPEDECK_HD explicit float16(float value) {
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (u >> 16) & 0x8000u;
+    const std::uint32_t magnitude = u & 0x7fffffffu;
+    std::uint32_t h;
+    if (magnitude > 0x7f800000u) {
+      h = 0x7e00u;  // NaN
+    } else if (magnitude >= 0x477ff000u) {
+      h = 0x7c00u;  // 65520 and above round to infinity
+    } else if (magnitude >= 0x38800000u) {
+      h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    } else {  // subnormal: adding 0.5 aligns the mantissa so that its low bits are the result
+      h = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    }
+    bits = static_cast<std::uint16_t>(sign | h);
+  }
+  TAPEDECK_HD explicit operator float() const {
+    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+    const std::uint32_t magnitude = bits & 0x7fffu;
+    std::uint32_t u;
+    if (magnitude >= 0x7c00u) {
+      u = 0x7f800000u | (magnitude << 13);
+    } else if (magnitude >= 0x0400u) {
+      u = (magnitude << 13) + 0x38000000u;
+    } else {  // subnormal: magnitude * 2^-24
+      u = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
+    }
+    return std::bit_cast<float>(sign | u);
+  }
+};
+
+namespace detail {
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::float64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::float32;
+};
+template <>
+struct DTypeOf<bfloat16> {
+  static constexpr DType value = DType::bfloat16;
+};
+template <>
+struct DTypeOf<float16> {
+  static constexpr DType value = DType::float16;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::int64;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::uint8;
+};
+}  // namespace detail
+
+template <class T>
+inline constexpr DType dtype_of = detail::DTypeOf<T>::value;
+
+/// The type that sums of T are formed in: half types accumulate in float32, the rest in themselves.
+template <class T>
+using accumulate_t = std::conditional_t<std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>, float, T>;
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+    case DType::int64:
+      return 8;
+    case DType::float32:
+      return 4;
+    case DType::bfloat16:
+    case DType::float16:
+      return 2;
+    case DType::uint8:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr bool is_floating(DType dtype) {
+  return dtype != DType::int64 && dtype != DType::uint8;
+}
+
+/// "float32" and so on.
+std::string to_string(DType dtype);
+
+/// The type of a name such as "float32". Throws Error for an unknown one.
+DType parse_dtype(std::string_view name);
+
+/// Calls `f.template operator()<T>()` with the C++ type of `dtype`.
+template <class F>
+decltype(auto) visit(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::float64:
+      return f.template operator()<double>();
+    case DType::float32:
+      return f.template operator()<float>();
+    case DType::bfloat16:
+      return f.template operator()<bfloat16>();
+    case DType::float16:
+      return f.template operator()<float16>();
+    case DType::int64:
+      return f.template operator()<std::int64_t>();
+    case DType::uint8:
+      break;
+  }
+  return f.template operator()<std::uint8_t>();
+}
+
+/// The same for the floating types only. Throws Error, naming `op`, for an integer type.
+template <class F>
+decltype(auto) visit_floating(std::string_view op, DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::float64:
+      return f.template operator()<double>();
+    case DType::float32:
+      return f.template operator()<float>();
+    case DType::bfloat16:
+      return f.template operator()<bfloat16>();
+    case DType::float16:
+      return f.template operator()<float16>();
+    default:
+      throw Error(concat(op, ": dtype ", dtype, " is not supported; legal are float64, float32, ",
+                         "bfloat16 and float16"));
+  }
+}
+
+}  // namespace tapedeck

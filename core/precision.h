@@ -1,0 +1,17 @@
+// Float32 precision: a policy, not a surprise.
+#pragma once
+
+namespace tapedeck {
+
+/// How products of float32 tensors may be computed.
+enum class Precision {
+  highest,  ///< float32 accuracy (tensor cores only where the error stays in float32's class)
+  high,     ///< TF32 operands, float32 sums
+  medium,   ///< bfloat16 operands, float32 sums
+};
+
+/// Sets the policy of the process. The default is `highest`; the CPU always computes at `highest`.
+void set_float32_precision(Precision precision);
+Precision float32_precision();
+
+}  // namespace tapedeck

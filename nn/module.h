@@ -1,0 +1,135 @@
+// Modules: named parameters and one call.
+//
+//   struct Decoder final : nn::Module {
+//     nn::Linear fc = register_module("fc", nn::Linear({.in_features = 20, .out_features = 3136}));
+//     nn::ConvTranspose2d up = register_module("up", nn::ConvTranspose2d({...}));
+//     Variable forward(const Variable& z) override { return up(relu(fc(z)).reshape(...)); }
+//   };
+//
+// A module is a handle, like a tensor and a variable: copies share parameters, buffers and mode.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <tapedeck/core/op.h>
+
+namespace tapedeck::nn {
+
+class Module;
+
+/// Names and tensors, in the order of registration.
+using StateDict = std::vector<std::pair<std::string, Tensor>>;
+using NamedVariables = std::vector<std::pair<std::string, Variable>>;
+using NamedTensors = StateDict;
+
+using ForwardPreHook = std::function<void(const Module&, const Variable& input)>;
+/// May return a variable that takes the output's place, or an undefined one.
+using ForwardHook = std::function<Variable(const Module&, const Variable& input, const Variable& output)>;
+
+class Module {
+ public:
+  Module();
+  virtual ~Module() = default;
+
+  /// What the module computes. The default throws Error: a module with another signature defines its own
+  /// call.
+  virtual Variable forward(const Variable& x);
+  /// forward(), with hooks around it.
+  Variable operator()(const Variable& x);
+
+  /// The kind of module for messages, e.g. "ConvTranspose2d".
+  virtual const char* kind() const { return "Module"; }
+
+  /// All parameters, those of children included, named "child.weight", in the order of registration.
+  NamedVariables named_parameters() const;
+  Variables parameters() const;
+  /// All buffers: tensors that are state but are not trained, such as running means.
+  NamedVariables named_buffers() const;
+  /// Direct children.
+  std::vector<std::pair<std::string, Module>> named_children() const;
+  /// The number of trained numbers.
+  std::int64_t parameter_count() const;
+
+  /// Parameters and buffers; the tensors are the module's own, not copies.
+  StateDict state_dict() const;
+  /// Copies `state` into the module's tensors. Throws Error, before anything changes, for a name that is
+  /// missing or unknown and a shape that differs, naming all of them.
+  void load_state_dict(const StateDict& state);
+
+  /// Training mode: what batch normalisation and dropout look at. On for a new module.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const;
+
+  void zero_grad() const;
+  /// Moves all parameters and buffers.
+  void to(Device device) const;
+  /// Converts all floating parameters and buffers.
+  void to(DType dtype) const;
+
+  void register_forward_pre_hook(ForwardPreHook hook);
+  void register_forward_hook(ForwardHook hook);
+
+ protected:
+  /// Makes `tensor` a parameter. Throws Error when the name is taken or contains a dot.
+  Variable register_parameter(const std::string& name, Tensor tensor);
+  /// Makes `tensor` a buffer; the returned variable is a constant whose tensor load_state_dict() and
+  /// to() replace or overwrite.
+  Variable register_buffer(const std::string& name, Tensor tensor);
+  /// Makes `module` a child and returns it.
+  template <class M>
+  M register_module(const std::string& name, M module) {
+    add_child(name, module);
+    return module;
+  }
+  void add_child(const std::string& name, const Module& module);
+
+ private:
+  struct State {
+    NamedVariables parameters, buffers;
+    std::vector<std::pair<std::string, Module>> children;
+    std::vector<ForwardPreHook> pre_hooks;
+    std::vector<ForwardHook> hooks;
+    bool training = true;
+  };
+  void check_free(const std::string& name) const;
+  void collect(const std::string& prefix, NamedVariables State::*list, NamedVariables& out) const;
+
+  std::shared_ptr<State> state_;
+};
+
+/// Modules called one after the other.
+class Sequential final : public Module {
+ public:
+  Sequential() = default;
+  template <class... M>
+  requires(std::derived_from<M, Module>&&...) explicit Sequential(const M&... modules) {
+    (push_back(modules), ...);
+  }
+
+  /// Appends a module; its parameters are named by its position.
+  template <class M>
+  void push_back(const M& module) {
+    push_back(std::shared_ptr<Module>(std::make_shared<M>(module)));
+  }
+  void push_back(std::shared_ptr<Module> module);
+
+  std::size_t size() const { return modules_->size(); }
+  Module& operator[](std::size_t i) const { return *modules_->at(i); }
+
+  Variable forward(const Variable& x) override;
+  const char* kind() const override { return "Sequential"; }
+
+ private:
+  std::shared_ptr<std::vector<std::shared_ptr<Module>>> modules_ =
+      std::make_shared<std::vector<std::shared_ptr<Module>>>();
+};
+
+}  // namespace tapedeck::nn

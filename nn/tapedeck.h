@@ -1,0 +1,9 @@
+// Everything that a user of Tapedeck includes.
+#pragma once
+
+#include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/core/precision.h>
+#include <tapedeck/core/random.h>
+#include <tapedeck/nn/module.h>
+#include <tapedeck/ops/arithmetic.h>

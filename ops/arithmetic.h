@@ -1,0 +1,80 @@
+// Broadcasting arithmetic, and sums and expansions between shapes that broadcast.
+#pragma once
+
+#include <tapedeck/core/op.h>
+
+namespace tapedeck {
+
+/// Elementwise a + b, a - b, a * b, a / b of tensors of one dtype, with NumPy's broadcasting. The
+/// result is nhwc when an operand of the result's shape is. Throws Error when shapes do not broadcast, or
+/// dtypes or devices differ.
+Variable add(const Variable& a, const Variable& b);
+Variable sub(const Variable& a, const Variable& b);
+Variable mul(const Variable& a, const Variable& b);
+Variable div(const Variable& a, const Variable& b);
+
+/// x * scale + shift, in x's dtype.
+Variable affine(const Variable& x, double scale, double shift);
+
+/// x repeated along dimensions of size 1 (and new leading ones) to `shape`.
+Variable broadcast_to(const Variable& x, const Shape& shape);
+/// The sum of x over what broadcasting to x's shape from `shape` repeats: broadcast_to's gradient.
+Variable sum_to(const Variable& x, const Shape& shape);
+
+inline Variable operator+(const Variable& a, const Variable& b) {
+  return add(a, b);
+}
+inline Variable operator-(const Variable& a, const Variable& b) {
+  return sub(a, b);
+}
+inline Variable operator*(const Variable& a, const Variable& b) {
+  return mul(a, b);
+}
+inline Variable operator/(const Variable& a, const Variable& b) {
+  return div(a, b);
+}
+inline Variable operator-(const Variable& x) {
+  return affine(x, -1, 0);
+}
+inline Variable operator+(const Variable& x, double c) {
+  return affine(x, 1, c);
+}
+inline Variable operator+(double c, const Variable& x) {
+  return affine(x, 1, c);
+}
+inline Variable operator-(const Variable& x, double c) {
+  return affine(x, 1, -c);
+}
+inline Variable operator-(double c, const Variable& x) {
+  return affine(x, -1, c);
+}
+inline Variable operator*(const Variable& x, double c) {
+  return affine(x, c, 0);
+}
+inline Variable operator*(double c, const Variable& x) {
+  return affine(x, c, 0);
+}
+inline Variable operator/(const Variable& x, double c) {
+  return affine(x, 1 / c, 0);
+}
+
+enum class Arithmetic : std::uint8_t { add, sub, mul, div };
+
+namespace cpu {
+/// out = a op b; a and b broadcast to out's shape.
+void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out);
+/// out = x * scale + shift; equal shapes and layouts.
+void affine(const Tensor& x, double scale, double shift, const Tensor& out);
+/// out = x, broadcast.
+void broadcast(const Tensor& x, const Tensor& out);
+/// out = sum of x over the dimensions in which out has size 1 or none, in a fixed order.
+void sum_to(const Tensor& x, const Tensor& out);
+}  // namespace cpu
+namespace cu {
+void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out);
+void affine(const Tensor& x, double scale, double shift, const Tensor& out);
+void broadcast(const Tensor& x, const Tensor& out);
+void sum_to(const Tensor& x, const Tensor& out);
+}  // namespace cu
+
+}  // namespace tapedeck

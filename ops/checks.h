@@ -1,0 +1,25 @@
+// Checks that many ops share, with one text each.
+#pragma once
+
+#include <string_view>
+
+#include <tapedeck/core/tensor.h>
+
+namespace tapedeck {
+
+/// Throws Error unless `tensor` is defined.
+inline void check_defined(std::string_view op, std::string_view name, const Tensor& tensor) {
+  check(tensor.defined(), op, ": ", name, " is undefined");
+}
+
+/// Throws Error unless both tensors are defined and of one dtype on one device.
+inline void check_same_kind(std::string_view op, std::string_view name_a, const Tensor& a,
+                            std::string_view name_b, const Tensor& b) {
+  check_defined(op, name_a, a);
+  check_defined(op, name_b, b);
+  check(a.dtype() == b.dtype(), op, ": ", name_a, " is ", a.dtype(), " but ", name_b, " is ", b.dtype());
+  check(a.device() == b.device(), op, ": ", name_a, " is on ", a.device(), " but ", name_b, " is on ",
+        b.device());
+}
+
+}  // namespace tapedeck

@@ -1,0 +1,64 @@
+#include <tapedeck/core/tensor.h>
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tapedeck {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Tensor, LayoutChangesTheBytesAndNotTheValues) {
+  const Tensor x = Tensor::from({0.f, 1.f, 2.f, 3.f, 4.f, 5.f}, {1, 2, 1, 3});
+  const Tensor y = x.to(Layout::nhwc);
+  EXPECT_EQ(y.data<float>()[1], 3.f);
+  EXPECT_EQ(y.to_vector<float>(), x.to_vector<float>());
+  EXPECT_EQ(y.reshape({6}).to_vector<float>(), x.to_vector<float>());
+}
+
+TEST(Tensor, SliceAndReshapeShareBytes) {
+  const Tensor x = Tensor::zeros({4, 3});
+  const Tensor row = x.slice(1, 2).reshape({3});
+  row.fill_(7);
+  EXPECT_THAT(x.to_vector<float>(), ElementsAre(0, 0, 0, 7, 7, 7, 0, 0, 0, 0, 0, 0));
+}
+
+TEST(Tensor, RefusesBadShapes) {
+  EXPECT_THROW(Shape({2, -1}), Error);
+  EXPECT_THROW(Shape({std::int64_t{1} << 40, std::int64_t{1} << 40}), Error);
+  EXPECT_THROW(Shape({0, std::int64_t{1} << 40, std::int64_t{1} << 40}), Error);
+  EXPECT_THROW(Tensor::zeros({2, 3}).reshape({4, -1}), Error);
+  EXPECT_THROW(Tensor::empty({2, 3}, {.layout = Layout::nhwc}), Error);
+  EXPECT_THROW(Tensor::zeros({2}).data<double>(), Error);
+}
+
+TEST(HalfTypes, EveryPatternSurvivesTheRoundTrip) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    float16 h;
+    h.bits = static_cast<std::uint16_t>(bits);
+    bfloat16 b;
+    b.bits = static_cast<std::uint16_t>(bits);
+    const float fh = static_cast<float>(h), fb = static_cast<float>(b);
+    if (!std::isnan(fh)) {
+      EXPECT_EQ(float16(fh).bits, bits);
+    }
+    if (!std::isnan(fb)) {
+      EXPECT_EQ(bfloat16(fb).bits, bits);
+    }
+    EXPECT_EQ(std::isnan(fh), std::isnan(static_cast<float>(float16(fh))));
+  }
+}
+
+TEST(HalfTypes, RoundToNearestEven) {
+  EXPECT_EQ(static_cast<float>(float16(2049.f)), 2048.f);
+  EXPECT_EQ(static_cast<float>(float16(2051.f)), 2052.f);
+  EXPECT_EQ(static_cast<float>(float16(65519.f)), 65504.f);
+  EXPECT_TRUE(std::isinf(static_cast<float>(float16(65520.f))));
+  EXPECT_EQ(static_cast<float>(bfloat16(257.f)), 256.f);
+  EXPECT_EQ(static_cast<float>(bfloat16(259.f)), 260.f);
+}
+
+}  // namespace
+}  // namespace tapedeck
