@@ -1,7 +1,8 @@
 // Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// Element i of a draw depends only on (seed, offset, i): the numbers are the same on every device and
-// for every thread count.
+// Element i of a draw (in row-major order, whatever the layout) depends only on (seed, draw, i): the bits
+// are the same on every device and for every thread count. A tensor of fewer bits holds the numbers of
+// the float64 one, rounded (core/random_math.h).
 #pragma once
 
 #include <cstdint>
@@ -56,9 +57,10 @@ class Generator {
 Generator& default_generator();
 void manual_seed(std::uint64_t seed);
 
-/// Fills x (floating) with numbers uniform in [low, high). Throws Error unless low <= high.
+/// Fills x (floating) with numbers uniform in [low, high), the bounds rounded to x's dtype. Throws Error
+/// unless low <= high and both are finite in x's dtype.
 void uniform_(const Tensor& x, double low, double high, Generator& generator = default_generator());
-/// Fills x (floating) with normal numbers. Throws Error when `stddev` is negative.
+/// Fills x (floating) with normal numbers. Throws Error when `stddev` is negative or a value not finite.
 void normal_(const Tensor& x, double mean, double stddev, Generator& generator = default_generator());
 /// Fills x (int64) with integers uniform in [low, high). Throws Error unless low < high.
 void randint_(const Tensor& x, std::int64_t low, std::int64_t high,
