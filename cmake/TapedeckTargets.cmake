@@ -32,5 +32,17 @@ function(tapedeck_configure_library)
   # The same bits everywhere: no fused multiply-add that the source does not ask for.
   target_compile_options(tapedeck PRIVATE -ffp-contract=off)
   target_link_libraries(tapedeck PUBLIC Threads::Threads)
+  if(TAPEDECK_FUZZ)
+    target_compile_options(tapedeck PRIVATE -fsanitize=fuzzer-no-link)  # counts edges for the fuzzers
+  endif()
   tapedeck_warnings(tapedeck)
+endfunction()
+
+# tapedeck_fuzzer(<word>): a libFuzzer program fuzz_<word> of <word>_fuzz.cpp.
+function(tapedeck_fuzzer word)
+  add_executable(fuzz_${word} ${word}_fuzz.cpp)
+  target_link_libraries(fuzz_${word} PRIVATE tapedeck::tapedeck)
+  target_compile_options(fuzz_${word} PRIVATE -fsanitize=fuzzer)
+  target_link_options(fuzz_${word} PRIVATE -fsanitize=fuzzer)
+  tapedeck_warnings(fuzz_${word})
 endfunction()
