@@ -7,3 +7,4 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/shape.h>

@@ -4,11 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
 
 namespace tapedeck {
+
+/// Elements between neighbours along each dimension.
+using Strides = std::array<std::int64_t, Shape::kMaxRank>;
 
 /// A nest of loops over N tensors, with the first one's elements in memory order. Trivially copyable,
 /// so that a CUDA kernel can take it by value. Dimensions that can be walked as one are merged;
@@ -25,41 +30,25 @@ struct StridedLoop {
     return product;
   }
 
-  /// The loop over `shape`; each tensor's shape broadcasts to it.
-  static StridedLoop over(const Shape& shape, const std::array<const Tensor*, N>& tensors) {
+  /// The loop over `shape`, in which tensor k takes `strides[k][d]` elements per step of dimension d.
+  static StridedLoop over(const Shape& shape, const std::array<Strides, N>& strides) {
     StridedLoop loop;
-    struct Dim {
-      std::int64_t size;
-      std::array<std::int64_t, N> stride;
-    };
-    std::array<Dim, Shape::kMaxRank> dims{};
-    int count = 0;
-    std::array<std::vector<std::int64_t>, N> all;
-    for (int k = 0; k < N; ++k)
-      all[static_cast<std::size_t>(k)] = tensors[static_cast<std::size_t>(k)]->strides();
-    for (int i = 0; i < shape.rank(); ++i) {
-      if (shape[i] == 1) continue;
-      Dim dim{shape[i], {}};
-      for (int k = 0; k < N; ++k) {
-        const Tensor& tensor = *tensors[static_cast<std::size_t>(k)];
-        const int d = i - shape.rank() + tensor.rank();
-        const bool present = d >= 0 && tensor.size(d) != 1;
-        dim.stride[static_cast<std::size_t>(k)] =
-            present ? all[static_cast<std::size_t>(k)][static_cast<std::size_t>(d)] : 0;
-      }
-      dims[static_cast<std::size_t>(count++)] = dim;
+    std::array<int, Shape::kMaxRank> order{};  // the dimensions, the first tensor's outermost first
+    int dims = 0;
+    for (int d = 0; d < shape.rank(); ++d) {
+      if (shape[d] != 1) order[dims++] = d;
     }
-    std::stable_sort(dims.begin(), dims.begin() + count,
-                     [](const Dim& a, const Dim& b) { return a.stride[0] > b.stride[0]; });
-    for (int i = 0; i < count; ++i) {
-      const Dim& dim = dims[static_cast<std::size_t>(i)];
+    std::stable_sort(order.begin(), order.begin() + dims,
+                     [&](int a, int b) { return strides[0][a] > strides[0][b]; });
+    for (int i = 0; i < dims; ++i) {
+      const int d = order[i];
       bool merges = loop.rank > 0;
       for (int k = 0; k < N && merges; ++k) {
-        merges = loop.strides[k][loop.rank - 1] == dim.stride[static_cast<std::size_t>(k)] * dim.size;
+        merges = loop.strides[k][loop.rank - 1] == strides[k][d] * shape[d];
       }
       const int at = merges ? loop.rank - 1 : loop.rank++;
-      loop.sizes[at] = merges ? loop.sizes[at] * dim.size : dim.size;
-      for (int k = 0; k < N; ++k) loop.strides[k][at] = dim.stride[static_cast<std::size_t>(k)];
+      loop.sizes[at] = merges ? loop.sizes[at] * shape[d] : shape[d];
+      for (int k = 0; k < N; ++k) loop.strides[k][at] = strides[k][d];
     }
     if (loop.rank == 0) {
       loop.rank = 1;
@@ -69,25 +58,51 @@ struct StridedLoop {
     return loop;
   }
 
+  /// The loop over `shape`; each tensor's shape broadcasts to it.
+  static StridedLoop over(const Shape& shape, const std::array<const Tensor*, N>& tensors) {
+    std::array<Strides, N> strides{};
+    for (std::size_t k = 0; k < N; ++k) {
+      const std::vector<std::int64_t> own = tensors[k]->strides();
+      const int missing = shape.rank() - tensors[k]->rank();
+      for (int d = missing; d < shape.rank(); ++d) {
+        if (tensors[k]->size(d - missing) != 1) {
+          strides[k][d] = own[d - missing];
+        }
+      }
+    }
+    return over(shape, strides);
+  }
+
   /// Calls `body(offsets, n)` for runs of n elements along the innermost dimension, in parallel;
   /// offsets[k] is where the run starts in tensor k.
   template <class F>
   void for_each_run(F&& body, std::int64_t grain = 1 << 14) const {
     const std::int64_t total = count(), inner = sizes[rank - 1];
     parallel_for(total, grain, [&](std::int64_t begin, std::int64_t end) {
+      std::array<std::int64_t, N> offsets{};
+      std::array<std::int64_t, Shape::kMaxRank> at{};  // where the run stands in the outer dimensions
+      std::int64_t within = begin % inner, rest = begin / inner;
+      for (int d = rank - 2; d >= 0; --d) {
+        at[d] = rest % sizes[d];
+        rest /= sizes[d];
+      }
+      for (int k = 0; k < N; ++k) {
+        offsets[k] = within * strides[k][rank - 1];
+        for (int d = 0; d < rank - 1; ++d) offsets[k] += at[d] * strides[k][d];
+      }
       for (std::int64_t i = begin; i < end;) {
-        const std::int64_t within = i % inner;
         const std::int64_t n = std::min(inner - within, end - i);
-        std::array<std::int64_t, N> offsets{};
-        for (int k = 0; k < N; ++k) offsets[static_cast<std::size_t>(k)] = within * strides[k][rank - 1];
-        std::int64_t rest = i / inner;
-        for (int d = rank - 2; d >= 0; --d) {
-          const std::int64_t at = rest % sizes[d];
-          rest /= sizes[d];
-          for (int k = 0; k < N; ++k) offsets[static_cast<std::size_t>(k)] += at * strides[k][d];
-        }
-        body(offsets, n);
+        body(std::as_const(offsets), n);
         i += n;
+        for (int k = 0; k < N; ++k) offsets[k] -= within * strides[k][rank - 1];
+        within = 0;
+        for (int d = rank - 2; d >= 0; --d) {
+          const bool carry = ++at[d] == sizes[d];
+          const std::int64_t steps = carry ? 1 - sizes[d] : 1;
+          for (int k = 0; k < N; ++k) offsets[k] += steps * strides[k][d];
+          if (!carry) break;
+          at[d] = 0;
+        }
       }
     });
   }
