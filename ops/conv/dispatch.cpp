@@ -1,0 +1,54 @@
+// The choice of kernels that kernels.h states.
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+#include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv2d.h>
+#include <tapedeck/ops/conv_transpose2d.h>
+
+namespace tapedeck {
+
+namespace {
+
+std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
+
+ConvAlgorithm from_environment() {
+  const char* text = std::getenv("TAPEDECK_CONV_ALGORITHM");
+  const std::string_view name = text == nullptr ? "" : text;
+  if (name.empty() || name == "automatic") return ConvAlgorithm::automatic;
+  check(name == "reference", "TAPEDECK_CONV_ALGORITHM: \"", name,
+        "\" is not an algorithm; legal are automatic and reference");
+  return ConvAlgorithm::reference;
+}
+
+}  // namespace
+
+void set_conv_algorithm(ConvAlgorithm algorithm) {
+  forced = static_cast<int>(algorithm);
+}
+
+ConvAlgorithm conv_algorithm() {
+  const int algorithm = forced;
+  return algorithm < 0 ? from_environment() : static_cast<ConvAlgorithm>(algorithm);
+}
+
+namespace cpu {
+
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
+                      const Tensor& y) {
+  reference::conv_transpose2d(g, x, w, bias, y);
+}
+
+void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+            const Tensor& x) {
+  reference::conv2d(g, y, w, bias, x);
+}
+
+void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                  const Tensor& w) {
+  reference::weight_grad(g, x, y, w);
+}
+
+}  // namespace cpu
+}  // namespace tapedeck

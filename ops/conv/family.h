@@ -1,0 +1,34 @@
+// The three maps of the family with a geometry that is made already, for each other's gradients.
+//
+// Given a geometry g and a layout, let x, w and y be tensors of g's three shapes. Then
+//   transposed(x, w) -> y,   plain(y, w) -> x,   correlation(x, y) -> w
+// are bilinear with <y', transposed(x, w)> = <plain(y', w), x> = <correlation(x, y'), w>, so each gradient
+// is another of the three with the same geometry. x and y are computed and returned in the layout.
+#pragma once
+
+#include <tapedeck/core/op.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck::detail {
+
+struct ConvCall {
+  ConvTranspose2dGeometry geometry;
+  Layout layout = Layout::nchw;
+};
+
+/// conv_transpose2d; bias may be undefined.
+Variable transposed(const ConvCall& call, const Variable& x, const Variable& w, const Variable& bias = {});
+/// conv2d; bias may be undefined.
+Variable plain(const ConvCall& call, const Variable& y, const Variable& w, const Variable& bias = {});
+/// conv_transpose2d_weight_grad.
+Variable correlation(const ConvCall& call, const Variable& x, const Variable& y);
+
+/// The sum of x [n,c,h,w] or [c,h,w] over all but its channels: a bias's gradient.
+Variable channel_sum(const Variable& x);
+
+/// x as images [n,c,h,w] in the layout.
+inline Tensor images(const Tensor& x, Layout layout) {
+  return x.rank() == 4 ? x.to(layout) : x.reshape({1, x.size(0), x.size(1), x.size(2)});
+}
+
+}  // namespace tapedeck::detail

@@ -1,0 +1,30 @@
+// Convolution, which is also the gradient of conv_transpose2d for its input.
+#pragma once
+
+#include <tapedeck/core/op.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck {
+
+/// y[n,co,oh,ow] = bias[co] + the sum of x[n,ci,oh*stride - padding + kh*dilation, ...] *
+/// weight[co,ci_in_group,kh,kw] over the channels ci of the group and all taps inside x.
+/// x [n,ci,h,w] or [ci,h,w], weight [co,ci/groups,kh,kw], bias [co] or undefined. Per axis the result has
+/// floor((in + 2*padding - dilation*(kernel - 1) - 1)/stride) + 1 positions. It has x's layout. With the
+/// weight of a conv_transpose2d it takes that one's gy to its gx. Throws Error before anything is computed
+/// when an argument is not legal. As PyTorch's conv2d.
+Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
+                const Conv2dOptions& options = {});
+
+namespace cpu {
+/// x = bias + y (convolved with) w, in the names of the geometry: y is what is read, x what is written, of
+/// exactly the geometry's sizes. Layouts of x and y are free; w and bias are row-major; bias may be
+/// undefined.
+void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+            const Tensor& x);
+}  // namespace cpu
+namespace cu {
+void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+            const Tensor& x);
+}  // namespace cu
+
+}  // namespace tapedeck

@@ -1,0 +1,92 @@
+#include <tapedeck/ops/conv_transpose2d.h>
+
+#include <tapedeck/core/backend.h>
+#include <tapedeck/ops/conv/family.h>
+
+namespace tapedeck {
+
+namespace {
+
+using detail::ConvCall;
+using detail::images;
+
+struct ConvTranspose2d final : Op {
+  explicit ConvTranspose2d(const ConvCall& call) : call_(call) {}
+  const char* name() const override { return "conv_transpose2d"; }
+
+  Tensors forward(OpContext& c, const Tensors& in) override {
+    if (c.needs_grad(1)) c.save_input(0);
+    if (c.needs_grad(0)) c.save_input(1);
+    const auto& [g, layout] = call_;
+    const Tensor& x = in[0];
+    Tensor y = Tensor::empty(g.y_shape(), {x.dtype(), x.device(), g.batched ? layout : Layout::nchw});
+    if (y.count() > 0) {
+      TAPEDECK_KERNEL(y.device(), conv_transpose2d)
+      (g, images(x, layout), in[1].to(Layout::nchw), in[2], images(y, layout));
+    }
+    return {y};
+  }
+
+  Variables backward(const OpContext& c, const Variables& gy) override {
+    return {c.needs_grad(0) ? detail::plain(call_, gy[0], c.input(1)) : Variable(),
+            c.needs_grad(1) ? detail::correlation(call_, c.input(0), gy[0]) : Variable(),
+            c.needs_grad(2) ? detail::channel_sum(gy[0]) : Variable()};
+  }
+
+ private:
+  ConvCall call_;
+};
+
+struct ConvTranspose2dWeightGrad final : Op {
+  explicit ConvTranspose2dWeightGrad(const ConvCall& call) : call_(call) {}
+  const char* name() const override { return "conv_transpose2d_weight_grad"; }
+
+  Tensors forward(OpContext& c, const Tensors& in) override {
+    if (c.needs_grad(1)) c.save_input(0);
+    if (c.needs_grad(0)) c.save_input(1);
+    const auto& [g, layout] = call_;
+    const TensorOptions options{in[0].dtype(), in[0].device()};
+    if (g.n == 0) return {Tensor::zeros(g.weight_shape(), options)};
+    Tensor w = Tensor::empty(g.weight_shape(), options);
+    TAPEDECK_KERNEL(w.device(), conv_transpose2d_weight_grad)
+    (g, images(in[0], layout), images(in[1], layout), w);
+    return {w};
+  }
+
+  Variables backward(const OpContext& c, const Variables& gw) override {
+    return {c.needs_grad(0) ? detail::plain(call_, c.input(1), gw[0]) : Variable(),
+            c.needs_grad(1) ? detail::transposed(call_, c.input(0), gw[0]) : Variable()};
+  }
+
+ private:
+  ConvCall call_;
+};
+
+Tensor tensor_of(const Variable& x) {
+  return x.defined() ? x.tensor() : Tensor();
+}
+
+}  // namespace
+
+Variable detail::transposed(const ConvCall& c, const Variable& x, const Variable& w, const Variable& bias) {
+  return call<ConvTranspose2d>({x, w, bias}, c);
+}
+
+Variable detail::correlation(const ConvCall& c, const Variable& x, const Variable& y) {
+  return call<ConvTranspose2dWeightGrad>({x, y}, c);
+}
+
+Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias,
+                          const ConvTranspose2dOptions& options) {
+  const auto geometry = conv_transpose2d_geometry(tensor_of(x), tensor_of(weight), tensor_of(bias), options);
+  return detail::transposed({geometry, x.tensor().layout()}, x, weight, bias);
+}
+
+Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Size2 kernel_size,
+                                      const ConvTranspose2dOptions& options) {
+  const auto geometry =
+      conv_transpose2d_weight_grad_geometry(tensor_of(x), tensor_of(gy), kernel_size, options);
+  return detail::correlation({geometry, x.tensor().layout()}, x, gy);
+}
+
+}  // namespace tapedeck

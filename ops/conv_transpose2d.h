@@ -1,0 +1,44 @@
+// Transposed convolution and the gradient of its weight.
+//
+// conv_transpose2d, conv2d (ops/conv2d.h) and conv_transpose2d_weight_grad are one family: three bilinear
+// maps between x [n,ci,ih,iw], w [ci,co/groups,kh,kw] and y [n,co,oh,ow], each of which is the gradient of
+// the other two. ops/conv/kernels.h says which kernel computes them.
+#pragma once
+
+#include <tapedeck/core/op.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck {
+
+/// y[n,co,oh,ow] = bias[co] + the sum of x[n,ci,ih,iw] * weight[ci,co_in_group,kh,kw] over the channels ci of
+/// the group and all ih, iw, kh, kw with oh + padding = ih*stride + kh*dilation (and likewise for w).
+/// x [n,ci,h,w] or [ci,h,w], weight [ci,co/groups,kh,kw], bias [co] or undefined. Per axis the result has
+/// (in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1 positions, or what output_size
+/// asks for. It has x's layout. Throws Error before anything is computed when an argument is not legal.
+/// As PyTorch's conv_transpose2d.
+Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
+                          const ConvTranspose2dOptions& options = {});
+
+/// The gradient of conv_transpose2d for its weight, [ci,co/groups,kh,kw]: the sum of
+/// x[n,ci,ih,iw] * gy[n,co,oh,ow] over n and all positions that the tap connects. gy has the shape of
+/// conv_transpose2d's result with the same options.
+Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Size2 kernel_size,
+                                      const ConvTranspose2dOptions& options = {});
+
+namespace cpu {
+/// y = bias + x (transposed-convolved with) w. Layouts of x and y are free; w and bias are row-major; bias
+/// may be undefined.
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
+                      const Tensor& y);
+/// w = the sum over images and positions of x times y.
+void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                  const Tensor& w);
+}  // namespace cpu
+namespace cu {
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
+                      const Tensor& y);
+void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                  const Tensor& w);
+}  // namespace cu
+
+}  // namespace tapedeck
