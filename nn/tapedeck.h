@@ -8,6 +8,6 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/ops/arithmetic.h>
-#include <tapedeck/ops/shape.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/shape.h>
