@@ -6,8 +6,10 @@
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/random.h>
+#include <tapedeck/core/simd.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>

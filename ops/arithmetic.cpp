@@ -87,43 +87,6 @@ struct Affine final : Op {
   double scale_, shift_;
 };
 
-struct BroadcastTo final : Op {
-  explicit BroadcastTo(const Shape& shape) : shape_(shape) {}
-  const char* name() const override { return "broadcast_to"; }
-  Tensors forward(OpContext&, const Tensors& x) override {
-    check_defined(name(), "x", x[0]);
-    check(broadcast(name(), x[0].shape(), shape_) == shape_, "broadcast_to: ", x[0].shape(),
-          " does not broadcast to ", shape_);
-    Tensor out = Tensor::empty(shape_, {x[0].dtype(), x[0].device()});
-    if (out.count() > 0) TAPEDECK_KERNEL(out.device(), broadcast)(x[0], out);
-    return {out};
-  }
-  Variables backward(const OpContext& c, const Variables& gy) override {
-    return {sum_to(gy[0], c.input_shape(0))};
-  }
-
- private:
-  Shape shape_;
-};
-
-struct SumTo final : Op {
-  explicit SumTo(const Shape& shape) : shape_(shape) {}
-  const char* name() const override { return "sum_to"; }
-  Tensors forward(OpContext&, const Tensors& x) override {
-    check(broadcast(name(), x[0].shape(), shape_) == x[0].shape(), "sum_to: ", shape_,
-          " does not broadcast to ", x[0].shape());
-    Tensor out = Tensor::empty(shape_, {x[0].dtype(), x[0].device()});
-    if (out.count() > 0) TAPEDECK_KERNEL(out.device(), sum_to)(x[0], out);
-    return {out};
-  }
-  Variables backward(const OpContext& c, const Variables& gy) override {
-    return {broadcast_to(gy[0], c.input_shape(0))};
-  }
-
- private:
-  Shape shape_;
-};
-
 }  // namespace
 
 Variable add(const Variable& a, const Variable& b) {
@@ -140,14 +103,6 @@ Variable div(const Variable& a, const Variable& b) {
 }
 Variable affine(const Variable& x, double scale, double shift) {
   return call<Affine>({x}, scale, shift);
-}
-
-Variable broadcast_to(const Variable& x, const Shape& shape) {
-  return x.shape() == shape ? x : call<BroadcastTo>({x}, shape);
-}
-
-Variable sum_to(const Variable& x, const Shape& shape) {
-  return x.shape() == shape ? x : call<SumTo>({x}, shape);
 }
 
 namespace cpu {
@@ -215,37 +170,6 @@ void affine(const Tensor& x, double scale, double shift, const Tensor& out) {
     parallel_for(out.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) to[i] = convert<T>(convert<A>(in[i]) * a + b);
     });
-  });
-}
-
-void broadcast(const Tensor& x, const Tensor& out) {
-  visit(out.dtype(), [&]<class T>() {
-    const T* in = x.data<T>();
-    T* to = out.data<T>();
-    const auto loop = StridedLoop<2>::over(out.shape(), {&out, &x});
-    const std::int64_t step = loop.strides[1][loop.rank - 1];
-    loop.for_each_run([&](const auto& at, std::int64_t n) {
-      for (std::int64_t i = 0; i < n; ++i) to[at[0] + i] = in[at[1] + i * step];
-    });
-  });
-}
-
-void sum_to(const Tensor& x, const Tensor& out) {
-  visit(out.dtype(), [&]<class T>() {
-    using A = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
-    const T* in = x.data<T>();
-    T* to = out.data<T>();
-    std::vector<A> sums(static_cast<std::size_t>(out.count()), A(0));
-    const auto loop = StridedLoop<2>::over(x.shape(), {&x, &out});
-    const std::int64_t step = loop.strides[1][loop.rank - 1];
-    loop.for_each_run(
-        [&](const auto& at, std::int64_t n) {
-          for (std::int64_t i = 0; i < n; ++i) {
-            sums[static_cast<std::size_t>(at[1] + i * step)] += convert<A>(in[at[0] + i]);
-          }
-        },
-        x.count());
-    for (std::size_t i = 0; i < sums.size(); ++i) to[i] = convert<T>(sums[i]);
   });
 }
 

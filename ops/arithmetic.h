@@ -1,7 +1,8 @@
-// Broadcasting arithmetic, and sums and expansions between shapes that broadcast.
+// Broadcasting arithmetic.
 #pragma once
 
 #include <tapedeck/core/op.h>
+#include <tapedeck/ops/reduce.h>  // broadcast_to and sum_to, between shapes that broadcast
 
 namespace tapedeck {
 
@@ -15,11 +16,6 @@ Variable div(const Variable& a, const Variable& b);
 
 /// x * scale + shift, in x's dtype.
 Variable affine(const Variable& x, double scale, double shift);
-
-/// x repeated along dimensions of size 1 (and new leading ones) to `shape`.
-Variable broadcast_to(const Variable& x, const Shape& shape);
-/// The sum of x over what broadcasting to x's shape from `shape` repeats: broadcast_to's gradient.
-Variable sum_to(const Variable& x, const Shape& shape);
 
 inline Variable operator+(const Variable& a, const Variable& b) {
   return add(a, b);
@@ -65,16 +61,10 @@ namespace cpu {
 void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out);
 /// out = x * scale + shift; equal shapes and layouts.
 void affine(const Tensor& x, double scale, double shift, const Tensor& out);
-/// out = x, broadcast.
-void broadcast(const Tensor& x, const Tensor& out);
-/// out = sum of x over the dimensions in which out has size 1 or none, in a fixed order.
-void sum_to(const Tensor& x, const Tensor& out);
 }  // namespace cpu
 namespace cu {
 void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out);
 void affine(const Tensor& x, double scale, double shift, const Tensor& out);
-void broadcast(const Tensor& x, const Tensor& out);
-void sum_to(const Tensor& x, const Tensor& out);
 }  // namespace cu
 
 }  // namespace tapedeck

@@ -16,7 +16,7 @@ struct ChannelBroadcast final : Op {
   Tensors forward(OpContext&, const Tensors& in) override {
     Tensor out = Tensor::empty(shape_, {in[0].dtype(), in[0].device(), layout_});
     if (out.count() > 0) {
-      TAPEDECK_KERNEL(out.device(), broadcast)(in[0].reshape({in[0].count(), 1, 1}), out);
+      TAPEDECK_KERNEL(out.device(), expand)(in[0].reshape({in[0].count(), 1, 1}), 1, out);
     }
     return {out};
   }
