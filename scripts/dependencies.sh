@@ -16,16 +16,10 @@ fail() {
   exit 1
 }
 
-as_root() {
-  if [ "$(id -u)" = 0 ]; then
-    "$@"
-  elif ! command -v sudo >/dev/null; then
-    fail "not root and no sudo here. As root, run: $*"
-  elif [ -t 0 ]; then
-    sudo "$@"
-  else
-    sudo -n "$@" || fail "could not become root without a terminal. As root, run: $*"
-  fi
+# Prints the comment at the top of the script that runs.
+help() {
+  sed -n '2,/^set/{/^# shellcheck/d;s/^# \{0,1\}//p}' "$0"
+  exit
 }
 
 is_installed() {
@@ -44,20 +38,25 @@ install_dependencies() {
   for package in "$@"; do is_installed "$package" || missing+=("$package"); done
   [ ${#missing[@]} -gt 0 ] || return 0
 
-  say "Missing packages: ${missing[*]}"
+  say "missing packages: ${missing[*]}"
+  local root=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || fail "not root, and no sudo here. As root, run: apt-get install ${missing[*]}"
+    root=(sudo)
+    [ -t 0 ] || root=(sudo --non-interactive)
+  fi
   if [ -t 0 ] && [ -z "${TAPEDECK_YES:-}" ]; then
     local answer
     read -rp "Install them with apt-get? [Y/n] " answer
     case "$answer" in [nN]*) fail "cannot go on without them" ;; esac
   fi
-  as_root apt-get update -q
+  quietly "${root[@]}" apt-get update -q
   local known=()
   for package in "${missing[@]}"; do
     if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); fi
   done
-  [ ${#known[@]} -eq 0 ] ||
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
-      -o DPkg::Lock::Timeout=300 "${known[@]}"
+  [ ${#known[@]} = 0 ] || quietly "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy \
+    --no-install-recommends -o DPkg::Lock::Timeout=300 "${known[@]}"
 }
 
 # Says what of CUDA is here. This version has CPU kernels only.
@@ -110,7 +109,7 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case "$argument" in
       -y | --yes) TAPEDECK_YES=1 ;;
       --checks) packages+=("${kCheckPackages[@]}") ;;
-      -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" && exit ;;
+      -h | --help) help ;;
       *) fail "unknown argument $argument (see --help)" ;;
     esac
   done

@@ -80,7 +80,10 @@ stage_format() {
 stage_tidy() {
   build asan tapedeck  # for the compile commands of clang, and headers made by the build
   git ls-files 'core/*.cpp' 'ops/*.cpp' 'autograd/*.cpp' 'nn/*.cpp' 'examples/*.cpp' |
-    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/asan 2>"$report/tidy" || { cat "$report/tidy"; return 1; }
+    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/asan 2>"$report/tidy" || {
+      grep -v 'warnings generated' "$report/tidy"
+      return 1
+    }
 }
 
 stages=()
@@ -98,10 +101,7 @@ while [ $# -gt 0 ]; do
       stages+=(format release consumer sanitize fuzz tsan tidy)
       ;;
     -y | --yes) TAPEDECK_YES=1 ;;
-    -h | --help)
-      sed -n '2,/^set/{/^#/!d;s/^# \{0,1\}//;/^shellcheck/!p}' "$0"
-      exit
-      ;;
+    -h | --help) help ;;
     *) fail "unknown argument $1 (see --help)" ;;
   esac
   shift
