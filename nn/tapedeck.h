@@ -11,5 +11,6 @@
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/index.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>

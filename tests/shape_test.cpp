@@ -303,5 +303,31 @@ TEST(Pad, RejectsWhatIsOutOfRange) {
           "widths -2 and -2 cut off more of dimension 1 of x [2,3] than there is; legal is 3 in all")));
 }
 
+TEST(ShapeOps, FirstAndSecondDerivatives) {
+  const TensorOptions wide = {.dtype = DType::float64};
+  const Variable x = Variable::parameter(randn({2, 3, 4, 2}, wide));
+  const Variable nhwc = Variable::parameter(randn({2, 3, 4, 2}, wide).to(Layout::nhwc));
+  const auto both = [&](auto f) {  // squared, so that there is a second derivative to be wrong
+    const auto squared = [f](const Variables& in) {
+      const Variable y = f(in[0], in[1]);
+      return y * y;
+    };
+    gradcheck(squared, {x, nhwc});
+    gradgradcheck(squared, {x, nhwc});
+  };
+  both([](const Variable& a, const Variable& b) { return reshape(a, {6, 8}) + reshape(b, {-1, 8}); });
+  both([](const Variable& a, const Variable& b) {
+    return permute(a, {3, 1, 0, 2}) + permute(b, {3, 1, 0, 2});
+  });
+  both([](const Variable& a, const Variable& b) {
+    return to_layout(a, Layout::nhwc) + to_layout(b, Layout::nchw);
+  });
+  both([](const Variable& a, const Variable& b) { return slice(a, 2, 1, 4, 2) + slice(b, 2, 0, 2); });
+  both([](const Variable& a, const Variable& b) { return cat({a, b, a}, 1); });
+  both([](const Variable& a, const Variable& b) { return stack({a, b}, 2); });
+  both([](const Variable& a, const Variable& b) { return split(a, {2, 2}, 2)[1] + split(b, 2, 2)[0]; });
+  both([](const Variable& a, const Variable& b) { return pad(a, {1, 0, -1, 2}, 3) + pad(b, {0, 1, 2, -1}); });
+}
+
 }  // namespace
 }  // namespace tapedeck
