@@ -13,4 +13,5 @@
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/reduce.h>
+#include <tapedeck/ops/matmul.h>
 #include <tapedeck/ops/shape.h>

@@ -1,0 +1,205 @@
+#include <tapedeck/ops/matmul.h>
+
+#include <tapedeck/core/backend.h>
+#include <tapedeck/core/convert.h>
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/shape.h>
+
+namespace tapedeck {
+
+namespace {
+
+Transpose other(Transpose t) {
+  return t == Transpose::no ? Transpose::yes : Transpose::no;
+}
+
+/// The leading sizes of matrices.
+Shape batch(const Shape& shape) {
+  return Shape(std::span(shape.begin(), shape.end() - 2));
+}
+
+/// `lead` with more sizes behind.
+Shape join(const Shape& lead, std::initializer_list<std::int64_t> rest) {
+  std::vector<std::int64_t> sizes(lead.begin(), lead.end());
+  sizes.insert(sizes.end(), rest);
+  return Shape(sizes);
+}
+
+/// op(a) op(b) + bias for matrices with leading sizes that broadcast; op transposes or not. Its gradients
+/// are products of the same kind.
+struct Matmul final : Op {
+  Matmul(const char* name, Transpose ta, Transpose tb) : name_(name), ta_(ta), tb_(tb) {}
+  const char* name() const override { return name_; }
+
+  Tensors forward(OpContext& c, const Tensors& in) override {
+    if (c.needs_grad(1)) c.save_input(0);
+    if (c.needs_grad(0)) c.save_input(1);
+    const Shape &sa = in[0].shape(), &sb = in[1].shape();
+    const std::int64_t m = sa[ta_ == Transpose::no ? -2 : -1], n = sb[tb_ == Transpose::no ? -1 : -2];
+    Tensor out =
+        Tensor::empty(join(broadcast(name_, batch(sa), batch(sb)), {m, n}), {in[0].dtype(), in[0].device()});
+    if (out.count() > 0) {
+      TAPEDECK_KERNEL(out.device(), matmul)
+      (in[0].to(Layout::nchw), ta_, in[1].to(Layout::nchw), tb_, in[2], out);
+    }
+    return {out};
+  }
+
+  Variables backward(const OpContext& c, const Variables& g) override {
+    Variable ga, gb;
+    if (c.needs_grad(0)) {
+      ga = ta_ == Transpose::no ? product(g[0], Transpose::no, c.input(1), other(tb_))
+                                : product(c.input(1), tb_, g[0], Transpose::yes);
+    }
+    if (c.needs_grad(1)) {
+      gb = tb_ == Transpose::no ? product(c.input(0), other(ta_), g[0], Transpose::no)
+                                : product(g[0], Transpose::yes, c.input(0), ta_);
+    }
+    return {c.needs_grad(0) ? sum_to(ga, c.input_shape(0)) : Variable(),
+            c.needs_grad(1) ? sum_to(gb, c.input_shape(1)) : Variable(),
+            c.needs_grad(2) ? sum_to(g[0], c.input_shape(2)) : Variable()};
+  }
+
+ private:
+  Variable product(const Variable& a, Transpose ta, const Variable& b, Transpose tb) const {
+    return call<Matmul>({a, b, Variable()}, name_, ta, tb);
+  }
+
+  const char* name_;
+  Transpose ta_, tb_;
+};
+
+/// x as one matrix of its last dimension.
+Variable rows_of(const Variable& x) {
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < x.rank(); ++i) rows *= x.size(i);
+  return x.rank() == 2 ? x : reshape(x, {rows, x.size(-1)});
+}
+
+Tensor tensor_of(const Variable& x) {
+  return x.defined() ? x.tensor() : Tensor();
+}
+
+void check_kinds(const char* op, const char* name_a, const Tensor& a, const char* name_b, const Tensor& b) {
+  check_same_kind(op, name_a, a, name_b, b);
+  check(is_floating(a.dtype()), op, ": ", name_a, " is ", a.dtype(),
+        "; legal are float64, float32, bfloat16 and float16");
+}
+
+}  // namespace
+
+Variable matmul(const Variable& a, const Variable& b) {
+  check_kinds("matmul", "a", tensor_of(a), "b", tensor_of(b));
+  const Shape &sa = a.shape(), &sb = b.shape();
+  check(sa.rank() >= 1 && sb.rank() >= 1, "matmul: a ", sa, " or b ", sb,
+        " is a scalar; legal are vectors, matrices and batches of them");
+  const std::int64_t rows = sb[sb.rank() == 1 ? -1 : -2];
+  check(sa[-1] == rows, "matmul: a has ", sa[-1], " columns but b has ", rows, " rows (a ", sa, ", b ", sb,
+        ")");
+  const Shape batch_a = sa.rank() > 2 ? batch(sa) : Shape(), batch_b = sb.rank() > 2 ? batch(sb) : Shape();
+  (void)broadcast("matmul", batch_a, batch_b);
+
+  // One matrix b takes all rows of a at once.
+  const Variable left = sa.rank() == 1 || sb.rank() <= 2 ? rows_of(a) : a;
+  const Variable right = sb.rank() == 1 ? reshape(b, {sb[0], 1}) : b;
+  const Variable y = call<Matmul>({left, right, Variable()}, "matmul", Transpose::no, Transpose::no);
+  Shape shape = broadcast("matmul", batch_a, batch_b);
+  if (sa.rank() > 1) shape = join(shape, {sa[-2]});
+  if (sb.rank() > 1) shape = join(shape, {sb[-1]});
+  return y.shape() == shape ? y : reshape(y, shape);
+}
+
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias) {
+  check_kinds("linear", "x", tensor_of(x), "weight", tensor_of(weight));
+  const Shape &sx = x.shape(), &sw = weight.shape();
+  check(sw.rank() == 2, "linear: weight ", sw, " has rank ", sw.rank(), "; legal is 2, [out,in]");
+  check(sx.rank() >= 1 && sx[-1] == sw[1], "linear: x ", sx, " does not fit weight ", sw, "; legal is [...,",
+        sw[1], "]");
+  if (bias.defined()) {
+    check_same_kind("linear", "x", x.tensor(), "bias", bias.tensor());
+    check(bias.shape() == Shape{sw[0]}, "linear: bias ", bias.shape(), " does not fit weight ", sw,
+          "; legal is [", sw[0], "]");
+  }
+  const Variable y = call<Matmul>({rows_of(x), weight, bias}, "linear", Transpose::no, Transpose::yes);
+  return sx.rank() == 2 ? y : reshape(y, sx.with(-1, sw[0]));
+}
+
+namespace cpu {
+
+namespace {
+
+template <class T>
+struct Matrix {
+  const T* data;
+  std::int64_t row, column;  // elements between rows and between columns
+};
+
+/// out [m,n] = a [m,k] times b [k,n], plus bias.
+template <class T>
+void product(const Matrix<T>& a, const Matrix<T>& b, const T* bias, std::int64_t m, std::int64_t n,
+             std::int64_t k, T* out) {
+  parallel_for(m, 1 + (1 << 15) / (n * std::max<std::int64_t>(k, 1)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   T* row = out + i * n;
+                   for (std::int64_t j = 0; j < n; ++j) row[j] = bias != nullptr ? bias[j] : T(0);
+                   for (std::int64_t l = 0; l < k; ++l) {
+                     const T factor = a.data[i * a.row + l * a.column];
+                     const T* from = b.data + l * b.row;
+                     for (std::int64_t j = 0; j < n; ++j) row[j] += factor * from[j * b.column];
+                   }
+                 }
+               });
+}
+
+/// Calls f(offset of a, of b, of out, in matrices) for each matrix of out.
+template <class F>
+void for_each_matrix(const Shape& a, const Shape& b, const Shape& out, F f) {
+  const Shape batches = batch(out);
+  for (std::int64_t i = 0; i < batches.count(); ++i) {
+    std::int64_t rest = i, at_a = 0, at_b = 0, step_a = 1, step_b = 1;
+    for (int d = -3; d >= -out.rank(); --d) {
+      const std::int64_t position = rest % out[d];
+      rest /= out[d];
+      if (-d <= a.rank()) {
+        at_a += a[d] == 1 ? 0 : position * step_a;
+        step_a *= a[d];
+      }
+      if (-d <= b.rank()) {
+        at_b += b[d] == 1 ? 0 : position * step_b;
+        step_b *= b[d];
+      }
+    }
+    f(at_a, at_b, i);
+  }
+}
+
+}  // namespace
+
+void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
+            const Tensor& out) {
+  if (size_of(out.dtype()) < 4) {  // half types: computed in float32
+    const Tensor wide = Tensor::empty(out.shape(), {DType::float32});
+    matmul(a.to(DType::float32), ta, b.to(DType::float32), tb,
+           bias.defined() ? bias.to(DType::float32) : Tensor(), wide);
+    out.copy_(wide);
+    return;
+  }
+  const std::int64_t m = out.size(-2), n = out.size(-1), k = a.size(ta == Transpose::no ? -1 : -2);
+  visit_floating("matmul", out.dtype(), [&]<class T>() {
+    if constexpr (!is_half<T>) {
+      const bool na = ta == Transpose::no, nb = tb == Transpose::no;
+      for_each_matrix(
+          a.shape(), b.shape(), out.shape(), [&](std::int64_t at_a, std::int64_t at_b, std::int64_t at_out) {
+            product<T>({a.data<T>() + at_a * m * k, na ? k : 1, na ? 1 : m},
+                       {b.data<T>() + at_b * k * n, nb ? n : 1, nb ? 1 : k},
+                       bias.defined() ? bias.data<T>() : nullptr, m, n, k, out.data<T>() + at_out * m * n);
+          });
+    }
+  });
+}
+
+}  // namespace cpu
+}  // namespace tapedeck

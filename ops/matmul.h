@@ -1,0 +1,32 @@
+// Matrix products.
+#pragma once
+
+#include <tapedeck/core/op.h>
+
+namespace tapedeck {
+
+/// The matrix product by PyTorch's rules: [...,m,k] times [...,k,n] is [...,m,n] where the leading sizes
+/// broadcast; a vector a is [1,k], a vector b is [k,1], and that dimension is absent from the result. Throws
+/// Error for scalars, sizes that do not fit, and different dtypes or devices.
+Variable matmul(const Variable& a, const Variable& b);
+
+/// x times the transpose of weight, plus bias: x [...,in], weight [out,in], bias [out] or undefined; the
+/// result is [...,out].
+Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {});
+
+/// How a matrix takes part in a product.
+enum class Transpose : std::uint8_t { no, yes };
+
+namespace cpu {
+/// out = a times b, plus bias [n] in every row if it is defined. out is [...,m,n] and row-major like the
+/// rest; a is [...,m,k], or [...,k,m] if transposed, b likewise, with leading sizes that broadcast to out's.
+/// k may be 0.
+void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
+            const Tensor& out);
+}  // namespace cpu
+namespace cu {
+void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
+            const Tensor& out);
+}  // namespace cu
+
+}  // namespace tapedeck
