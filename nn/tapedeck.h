@@ -14,4 +14,5 @@
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/matmul.h>
+#include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>
