@@ -33,7 +33,9 @@ function(tapedeck_configure_library)
   target_compile_options(tapedeck PRIVATE -ffp-contract=off)
   # Nobody reads floating-point traps or errno, and their absence is what lets loops be vectorised.
   target_compile_options(tapedeck PRIVATE -fno-trapping-math -fno-math-errno)
-  target_link_libraries(tapedeck PUBLIC Threads::Threads)
+  target_link_libraries(tapedeck PUBLIC Threads::Threads PRIVATE JPEG::JPEG PNG::PNG ZLIB::ZLIB)
+  target_include_directories(tapedeck SYSTEM PRIVATE
+    $<TARGET_PROPERTY:nlohmann_json::nlohmann_json,INTERFACE_INCLUDE_DIRECTORIES>)  # headers only
   if(TAPEDECK_FUZZ)
     target_compile_options(tapedeck PRIVATE -fsanitize=fuzzer-no-link)  # counts edges for the fuzzers
   endif()

@@ -1,0 +1,14 @@
+# The libraries that Tapedeck links; read by its own build and by the installed package.
+find_package(Threads REQUIRED)
+
+# tapedeck_find(<package> <Debian package>)
+macro(tapedeck_find package debian)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "tapedeck needs ${package}, which was not found: apt-get install ${debian}")
+  endif()
+endmacro()
+
+tapedeck_find(JPEG libjpeg-dev)
+tapedeck_find(PNG libpng-dev)
+tapedeck_find(ZLIB zlib1g-dev)
