@@ -38,6 +38,8 @@ class Variable {
   static Variable parameter(Tensor tensor);
 
   bool defined() const { return state_ != nullptr; }
+  /// Whether both handles are one variable.
+  bool is(const Variable& other) const { return state_ == other.state_; }
   /// The tensor. Throws Error when undefined.
   const Tensor& tensor() const;
   /// Replaces the tensor, for every copy of this variable.

@@ -1,6 +1,8 @@
 #include <tapedeck/nn/module.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 
 namespace tapedeck::nn {
 
@@ -19,31 +21,35 @@ Variable Module::operator()(const Variable& x) {
   return y;
 }
 
-void Module::collect(const std::string& prefix, NamedVariables State::*list, NamedVariables& out) const {
-  for (const auto& [name, variable] : (*state_).*list) out.emplace_back(prefix + name, variable);
-  for (const auto& [name, child] : state_->children) child.collect(prefix + name + ".", list, out);
+template <class F>
+void Module::walk(const std::string& path, const F& f) const {
+  f(path, *state_);
+  for (const auto& [name, child] : state_->children) child->walk(path + name + ".", f);
 }
 
 NamedVariables Module::named_parameters() const {
   NamedVariables all;
-  collect("", &State::parameters, all);
+  walk("", [&](const std::string& path, const State& state) {
+    for (const auto& [name, parameter] : state.parameters) {
+      const auto same = [&parameter = parameter](const auto& seen) { return seen.second.is(parameter); };
+      if (std::none_of(all.begin(), all.end(), same)) all.emplace_back(path + name, parameter);
+    }
+  });
   return all;
 }
 
 NamedVariables Module::named_buffers() const {
   NamedVariables all;
-  collect("", &State::buffers, all);
+  walk("", [&](const std::string& path, const State& state) {
+    for (const auto& [name, buffer] : state.buffers) all.emplace_back(path + name, buffer);
+  });
   return all;
 }
 
 Variables Module::parameters() const {
   Variables all;
-  for (auto& [name, variable] : named_parameters()) all.push_back(variable);
+  for (auto& [name, parameter] : named_parameters()) all.push_back(parameter);
   return all;
-}
-
-std::vector<std::pair<std::string, Module>> Module::named_children() const {
-  return state_->children;
 }
 
 std::int64_t Module::parameter_count() const {
@@ -52,37 +58,46 @@ std::int64_t Module::parameter_count() const {
   return count;
 }
 
+void Module::apply(const std::function<void(Module&)>& f) {
+  for (const auto& [name, child] : state_->children) child->apply(f);
+  f(*this);
+}
+
 StateDict Module::state_dict() const {
-  StateDict state;
-  for (const auto& list : {named_parameters(), named_buffers()}) {
-    for (const auto& [name, variable] : list) state.emplace_back(name, variable.tensor());
-  }
-  return state;
+  StateDict all;
+  walk("", [&](const std::string& path, const State& state) {
+    for (const NamedVariables* list : {&state.parameters, &state.buffers}) {
+      for (const auto& [name, variable] : *list) all.emplace_back(path + name, variable.tensor());
+    }
+  });
+  return all;
 }
 
 void Module::load_state_dict(const StateDict& state) {
   const StateDict own = state_dict();
-  std::map<std::string, Tensor> given(state.begin(), state.end());
+  const std::map<std::string, Tensor> given(state.begin(), state.end());
+  std::map<std::string, Tensor> unknown = given;
   std::string problems;
   for (const auto& [name, tensor] : own) {
+    unknown.erase(name);
     const auto found = given.find(name);
     if (found == given.end()) {
       problems += concat("; ", name, " is missing");
+    } else if (!found->second.defined()) {
+      problems += concat("; ", name, " is undefined");
     } else if (found->second.shape() != tensor.shape()) {
       problems +=
           concat("; ", name, " has shape ", found->second.shape(), " but the module's has ", tensor.shape());
     }
-    if (found != given.end()) given.erase(found);
   }
-  for (const auto& [name, tensor] : given) problems += concat("; ", name, " is unknown");
+  for (const auto& [name, tensor] : unknown) problems += concat("; ", name, " is unknown");
   check(problems.empty(), "load_state_dict: the state does not fit", problems);
-  given = {state.begin(), state.end()};
   for (const auto& [name, tensor] : own) tensor.copy_(given.at(name));
 }
 
 void Module::train(bool on) {
   state_->training = on;
-  for (auto& [name, child] : state_->children) child.train(on);
+  for (auto& [name, child] : state_->children) child->train(on);
 }
 
 bool Module::is_training() const {
@@ -93,19 +108,28 @@ void Module::zero_grad() const {
   for (const Variable& parameter : parameters()) parameter.zero_grad();
 }
 
-void Module::to(Device device) const {
-  for (const auto& list : {named_parameters(), named_buffers()}) {
-    for (const auto& [name, variable] : list) variable.set_tensor(variable.tensor().to(device));
+void Module::set_requires_grad(bool value) const {
+  for (Variable parameter : parameters()) parameter.set_requires_grad(value);
+}
+
+template <class F>
+void Module::convert(const F& convert) const {
+  for (const auto& [name, buffer] : named_buffers()) buffer.set_tensor(convert(buffer.tensor()));
+  for (const auto& [name, parameter] : named_parameters()) {
+    parameter.set_tensor(convert(parameter.tensor()));
+    if (const Variable gradient = parameter.grad(); gradient.defined()) {
+      parameter.set_grad(convert(gradient.tensor()));
+    }
   }
+}
+
+void Module::to(Device device) const {
+  convert([&](const Tensor& tensor) { return tensor.to(device); });
 }
 
 void Module::to(DType dtype) const {
   check(is_floating(dtype), "to: dtype ", dtype, " is not legal for a module; legal are the floating types");
-  for (const auto& list : {named_parameters(), named_buffers()}) {
-    for (const auto& [name, variable] : list) {
-      if (is_floating(variable.dtype())) variable.set_tensor(variable.tensor().to(dtype));
-    }
-  }
+  convert([&](const Tensor& tensor) { return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor; });
 }
 
 void Module::register_forward_pre_hook(ForwardPreHook hook) {
@@ -113,6 +137,10 @@ void Module::register_forward_pre_hook(ForwardPreHook hook) {
 }
 void Module::register_forward_hook(ForwardHook hook) {
   state_->hooks.push_back(std::move(hook));
+}
+void Module::clear_hooks() {
+  state_->pre_hooks.clear();
+  state_->hooks.clear();
 }
 
 void Module::check_free(const std::string& name) const {
@@ -137,20 +165,60 @@ Variable Module::register_buffer(const std::string& name, Tensor tensor) {
   return state_->buffers.back().second;
 }
 
-void Module::add_child(const std::string& name, const Module& module) {
+void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
   check_free(name);
-  state_->children.emplace_back(name, module);  // the handle alone: names and state, not the call
-}
-
-void Sequential::push_back(std::shared_ptr<Module> module) {
-  add_child(std::to_string(modules_->size()), *module);
-  modules_->push_back(std::move(module));
+  check(module != nullptr, "module: child \"", name, "\" is null");
+  state_->children.emplace_back(name, std::move(module));
 }
 
 Variable Sequential::forward(const Variable& x) {
   Variable y = x;
-  for (const auto& module : *modules_) y = (*module)(y);
+  for (const auto& [name, module] : named_children()) y = (*module)(y);
   return y;
+}
+
+namespace {
+
+using Row = std::array<std::string, 3>;  // what, shapes, count
+
+void add_rows(const std::string& indent, const std::string& name, const Module& module,
+              std::vector<Row>& rows) {
+  const std::string details = module.details();
+  std::string what = indent + (name.empty() ? "" : name + ": ") + module.kind();
+  if (!details.empty()) what += "(" + details + ")";
+  std::string shapes;
+  std::int64_t count = 0;
+  for (const auto& [path, parameter] : module.named_parameters()) {
+    if (path.find('.') != std::string::npos) continue;  // a child's
+    shapes += concat(shapes.empty() ? "" : ", ", path, " ", parameter.shape());
+    count += parameter.count();
+  }
+  rows.push_back({what, shapes, count > 0 ? std::to_string(count) : ""});
+  for (const auto& [child_name, child] : module.named_children()) {
+    add_rows(indent + "  ", child_name, *child, rows);
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Module& module) {
+  std::vector<Row> rows;
+  add_rows("", "", module, rows);
+  rows.push_back({"parameters", "", std::to_string(module.parameter_count())});
+  std::array<std::size_t, 3> widths{};
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& [what, shapes, count] : rows) {
+    std::string line = what + std::string(widths[0] - what.size() + 2, ' ') + shapes;
+    if (!count.empty())
+      line.append(widths[0] + 2 + widths[1] + 2 + widths[2] - line.size() - count.size(), ' ');
+    line += count;
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
 }
 
 }  // namespace tapedeck::nn

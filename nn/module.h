@@ -12,7 +12,6 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +26,7 @@ class Module;
 /// Names and tensors, in the order of registration.
 using StateDict = std::vector<std::pair<std::string, Tensor>>;
 using NamedVariables = std::vector<std::pair<std::string, Variable>>;
-using NamedTensors = StateDict;
+using NamedModules = std::vector<std::pair<std::string, std::shared_ptr<Module>>>;
 
 using ForwardPreHook = std::function<void(const Module&, const Variable& input)>;
 /// May return a variable that takes the output's place, or an undefined one.
@@ -46,18 +45,24 @@ class Module {
 
   /// The kind of module for messages, e.g. "ConvTranspose2d".
   virtual const char* kind() const { return "Module"; }
+  /// What to_string() says of it besides, e.g. "64 -> 32, kernel 4x4".
+  virtual std::string details() const { return ""; }
 
   /// All parameters, those of children included, named "child.weight", in the order of registration.
+  /// One that several modules share comes once, under its first name.
   NamedVariables named_parameters() const;
   Variables parameters() const;
   /// All buffers: tensors that are state but are not trained, such as running means.
   NamedVariables named_buffers() const;
   /// Direct children.
-  std::vector<std::pair<std::string, Module>> named_children() const;
-  /// The number of trained numbers.
+  const NamedModules& named_children() const { return state_->children; }
+  /// The number of elements of all parameters.
   std::int64_t parameter_count() const;
+  /// Calls `f` with every module below this one, children before their parents, and then with this one.
+  void apply(const std::function<void(Module&)>& f);
 
-  /// Parameters and buffers; the tensors are the module's own, not copies.
+  /// Parameters and buffers under PyTorch's names and in its order; the tensors are the module's own, not
+  /// copies.
   StateDict state_dict() const;
   /// Copies `state` into the module's tensors. Throws Error, before anything changes, for a name that is
   /// missing or unknown and a shape that differs, naming all of them.
@@ -69,13 +74,17 @@ class Module {
   bool is_training() const;
 
   void zero_grad() const;
-  /// Moves all parameters and buffers.
+  /// Freezes all parameters, or makes them trainable again.
+  void set_requires_grad(bool value) const;
+  /// Moves all parameters, gradients and buffers.
   void to(Device device) const;
-  /// Converts all floating parameters and buffers.
+  /// Converts all floating parameters, gradients and buffers. Throws Error for an integer type.
   void to(DType dtype) const;
 
+  /// Hooks run in the order in which they were added, around forward().
   void register_forward_pre_hook(ForwardPreHook hook);
   void register_forward_hook(ForwardHook hook);
+  void clear_hooks();
 
  protected:
   /// Makes `tensor` a parameter. Throws Error when the name is taken or contains a dot.
@@ -84,52 +93,56 @@ class Module {
   /// to() replace or overwrite.
   Variable register_buffer(const std::string& name, Tensor tensor);
   /// Makes `module` a child and returns it.
-  template <class M>
+  template <std::derived_from<Module> M>
   M register_module(const std::string& name, M module) {
-    add_child(name, module);
+    add_child(name, std::make_shared<M>(module));
     return module;
   }
-  void add_child(const std::string& name, const Module& module);
+  void add_child(const std::string& name, std::shared_ptr<Module> module);
 
  private:
   struct State {
     NamedVariables parameters, buffers;
-    std::vector<std::pair<std::string, Module>> children;
+    NamedModules children;
     std::vector<ForwardPreHook> pre_hooks;
     std::vector<ForwardHook> hooks;
     bool training = true;
   };
   void check_free(const std::string& name) const;
-  void collect(const std::string& prefix, NamedVariables State::*list, NamedVariables& out) const;
+  /// Calls `f(path of the module with a trailing dot, its state)` for this module and all below it.
+  template <class F>
+  void walk(const std::string& path, const F& f) const;
+  /// Replaces each tensor t of parameters, gradients and buffers by convert(t).
+  template <class F>
+  void convert(const F& convert) const;
 
   std::shared_ptr<State> state_;
 };
+
+/// The tree of modules, one a line: name, kind and details, shapes of its own parameters, their count.
+std::string to_string(const Module& module);
 
 /// Modules called one after the other.
 class Sequential final : public Module {
  public:
   Sequential() = default;
-  template <class... M>
-  requires(std::derived_from<M, Module>&&...) explicit Sequential(const M&... modules) {
+  template <std::derived_from<Module>... M>
+  explicit Sequential(const M&... modules) {
     (push_back(modules), ...);
   }
 
   /// Appends a module; its parameters are named by its position.
-  template <class M>
+  template <std::derived_from<Module> M>
   void push_back(const M& module) {
-    push_back(std::shared_ptr<Module>(std::make_shared<M>(module)));
+    push_back(std::make_shared<M>(module));
   }
-  void push_back(std::shared_ptr<Module> module);
+  void push_back(std::shared_ptr<Module> module) { add_child(std::to_string(size()), std::move(module)); }
 
-  std::size_t size() const { return modules_->size(); }
-  Module& operator[](std::size_t i) const { return *modules_->at(i); }
+  std::size_t size() const { return named_children().size(); }
+  Module& operator[](std::size_t i) const { return *named_children().at(i).second; }
 
   Variable forward(const Variable& x) override;
   const char* kind() const override { return "Sequential"; }
-
- private:
-  std::shared_ptr<std::vector<std::shared_ptr<Module>>> modules_ =
-      std::make_shared<std::vector<std::shared_ptr<Module>>>();
 };
 
 }  // namespace tapedeck::nn

@@ -15,6 +15,11 @@
 #include <tapedeck/nn/data/npy.h>
 #include <tapedeck/nn/data/safetensors.h>
 #include <tapedeck/nn/module.h>
+#include <tapedeck/nn/optim/adam.h>
+#include <tapedeck/nn/optim/average.h>
+#include <tapedeck/nn/optim/rmsprop.h>
+#include <tapedeck/nn/optim/scheduler.h>
+#include <tapedeck/nn/optim/sgd.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
