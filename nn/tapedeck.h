@@ -7,6 +7,7 @@
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/random.h>
 #include <tapedeck/core/simd.h>
+#include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/data/dataset.h>
 #include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
@@ -14,12 +15,15 @@
 #include <tapedeck/nn/data/loader.h>
 #include <tapedeck/nn/data/npy.h>
 #include <tapedeck/nn/data/safetensors.h>
+#include <tapedeck/nn/init.h>
+#include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/nn/optim/adam.h>
 #include <tapedeck/nn/optim/average.h>
 #include <tapedeck/nn/optim/rmsprop.h>
 #include <tapedeck/nn/optim/scheduler.h>
 #include <tapedeck/nn/optim/sgd.h>
+#include <tapedeck/nn/warning.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
