@@ -44,6 +44,16 @@ class Shape {
   int rank_ = 0;
 };
 
+/// A number for each axis of an image: one number for both, or {h, w}.
+struct Size2 {
+  std::int64_t h = 0, w = 0;
+
+  Size2() = default;
+  constexpr Size2(std::int64_t both) : h(both), w(both) {}  // NOLINT(google-explicit-constructor)
+  constexpr Size2(std::int64_t height, std::int64_t width) : h(height), w(width) {}
+  bool operator==(const Size2&) const = default;
+};
+
 /// "[2,16,7,5]".
 std::string to_string(const Shape& shape);
 

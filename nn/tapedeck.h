@@ -12,9 +12,13 @@
 #include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
 #include <tapedeck/nn/data/image.h>
+#include <tapedeck/nn/data/image_folder.h>
 #include <tapedeck/nn/data/loader.h>
 #include <tapedeck/nn/data/npy.h>
+#include <tapedeck/nn/data/open.h>
+#include <tapedeck/nn/data/resize.h>
 #include <tapedeck/nn/data/safetensors.h>
+#include <tapedeck/nn/data/sprites.h>
 #include <tapedeck/nn/init.h>
 #include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/module.h>

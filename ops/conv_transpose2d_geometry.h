@@ -23,16 +23,6 @@ namespace tapedeck {
 
 class Tensor;
 
-/// A number for each axis of an image: one number for both, or {h, w}.
-struct Size2 {
-  std::int64_t h = 0, w = 0;
-
-  Size2() = default;
-  constexpr Size2(std::int64_t both) : h(both), w(both) {}  // NOLINT(google-explicit-constructor)
-  constexpr Size2(std::int64_t height, std::int64_t width) : h(height), w(width) {}
-  bool operator==(const Size2&) const = default;
-};
-
 struct ConvTranspose2dOptions {
   Size2 stride = 1, padding = 0, output_padding = 0, dilation = 1;
   std::int64_t groups = 1;
