@@ -9,8 +9,6 @@
 
 namespace tapedeck {
 
-inline constexpr std::int64_t kSumBlock = 4096;
-
 /// The sum of f(i) over [begin, end), in eight interleaved lanes that are then added in order.
 template <class F>
 double lane_sum(std::int64_t begin, std::int64_t end, const F& f) {
@@ -26,15 +24,16 @@ double lane_sum(std::int64_t begin, std::int64_t end, const F& f) {
   return sum;
 }
 
-/// The sum of f(i) over [0, count): blocks of a fixed size in parallel, then their sums in order. The
-/// same bits for every number of threads.
+/// The sum of f(begin, end) over blocks of a fixed size that cover [0, count): blocks in parallel, then
+/// their sums in order. The same bits for every number of threads.
 template <class F>
 double block_sum(std::int64_t count, const F& f) {
-  const std::int64_t blocks = (count + kSumBlock - 1) / kSumBlock;
+  constexpr std::int64_t kBlock = 4096;
+  const std::int64_t blocks = (count + kBlock - 1) / kBlock;
   std::vector<double> sums(static_cast<std::size_t>(blocks));
   parallel_for(blocks, 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      sums[static_cast<std::size_t>(b)] = lane_sum(b * kSumBlock, std::min(count, (b + 1) * kSumBlock), f);
+      sums[static_cast<std::size_t>(b)] = f(b * kBlock, std::min(count, (b + 1) * kBlock));
     }
   });
   double total = 0;

@@ -5,6 +5,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/convert.h>
+#include <tapedeck/core/simd.h>
 #include <tapedeck/ops/block_sum.h>
 #include <tapedeck/ops/checks.h>
 
@@ -127,10 +128,23 @@ void count_step(const OptimizerBatch& batch) {
   for (const Tensor& step : batch.steps) ++*step.data<std::int64_t>();
 }
 
-/// Picks `true` or `false` at compile time, so that loops have no branches.
-template <class F>
-void with_flag(bool flag, const F& f) {
-  flag ? f(std::true_type{}) : f(std::false_type{});
+/// p[k] = rule(p[k], g[k], slot[k]...) for n neighbours; the rule changes the slots.
+template <class T, class Rule, class... A>
+void update_run(const Rule& rule, std::int64_t n, T* p, const T* g, A*... slots) {
+  const auto loop = [n, rule](T* __restrict w, const T* __restrict grad, A* __restrict... slot) {
+    for (std::int64_t k = 0; k < n; ++k) {
+      w[k] = convert<T>(rule(convert<accumulate_t<T>>(w[k]), convert<accumulate_t<T>>(grad[k]), slot[k]...));
+    }
+  };
+  simd([&] { loop(p, g, slots...); });
+}
+
+/// The same for the elements [begin, end) of parameter i, with the batch's slots `kSlots`.
+template <class T, int... kSlots, class Rule>
+void update(const OptimizerBatch& batch, std::size_t i, std::int64_t begin, std::int64_t end,
+            const Rule& rule) {
+  update_run(rule, end - begin, batch.parameters[i].data<T>() + begin, batch.gradients[i].data<T>() + begin,
+             batch.slots[kSlots][i].template data<accumulate_t<T>>() + begin...);
 }
 
 }  // namespace
@@ -142,25 +156,21 @@ void sgd(const OptimizerBatch& batch, const SgdSettings& s) {
     const A lr = static_cast<A>(s.lr), decay = static_cast<A>(s.weight_decay);
     const A momentum = static_cast<A>(s.momentum);
     for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-      T* p = batch.parameters[i].data<T>();
-      const T* g = batch.gradients[i].data<T>();
-      if (batch.slots.empty()) {
-        for (std::int64_t k = begin; k < end; ++k) {
-          const A w = convert<A>(p[k]);
-          p[k] = convert<T>(w - lr * (convert<A>(g[k]) + decay * w));
-        }
-        return;
+      if (s.momentum == 0) {
+        return update<T>(batch, i, begin, end, [=](A w, A g) { return w - lr * (g + decay * w); });
       }
-      A* b = batch.slots[0][i].data<A>();
       const bool first = *batch.steps[i].data<std::int64_t>() == 1;
       const A take = static_cast<A>(first ? 1 : 1 - s.dampening);
-      with_flag(s.nesterov, [&](auto nesterov) {
-        for (std::int64_t k = begin; k < end; ++k) {
-          const A w = convert<A>(p[k]), grad = convert<A>(g[k]) + decay * w;
-          const A velocity = momentum * b[k] + take * grad;
-          b[k] = velocity;
-          p[k] = convert<T>(w - lr * (nesterov ? grad + momentum * velocity : velocity));
-        }
+      if (s.nesterov) {
+        return update<T, 0>(batch, i, begin, end, [=](A w, A g, A& b) {
+          g += decay * w;
+          b = momentum * b + take * g;
+          return w - lr * (g + momentum * b);
+        });
+      }
+      update<T, 0>(batch, i, begin, end, [=](A w, A g, A& b) {
+        b = momentum * b + take * (g + decay * w);
+        return w - lr * b;
       });
     });
   });
@@ -173,28 +183,30 @@ void adam(const OptimizerBatch& batch, const AdamSettings& s) {
     const A beta1 = static_cast<A>(s.beta1), rest1 = static_cast<A>(1 - s.beta1);
     const A beta2 = static_cast<A>(s.beta2), rest2 = static_cast<A>(1 - s.beta2);
     const A eps = static_cast<A>(s.eps);
-    const A shrink = static_cast<A>(s.decoupled_weight_decay ? 1 - s.lr * s.weight_decay : 1);
+    const A keep = static_cast<A>(s.decoupled_weight_decay ? 1 - s.lr * s.weight_decay : 1);
     const A decay = static_cast<A>(s.decoupled_weight_decay ? 0 : s.weight_decay);
     for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
       const auto t = static_cast<double>(*batch.steps[i].data<std::int64_t>());
       const A rate = static_cast<A>(s.lr / (1 - std::pow(s.beta1, t)));
       const A correction = static_cast<A>(std::sqrt(1 - std::pow(s.beta2, t)));
-      T* p = batch.parameters[i].data<T>();
-      const T* g = batch.gradients[i].data<T>();
-      A* m = batch.slots[0][i].data<A>();
-      A* v = batch.slots[1][i].data<A>();
-      const bool has_maximum = batch.slots.size() == 3;
-      A* maximum = has_maximum ? batch.slots[2][i].data<A>() : v;
-      with_flag(has_maximum, [&](auto amsgrad) {
-        for (std::int64_t k = begin; k < end; ++k) {
-          const A w = convert<A>(p[k]) * shrink, grad = convert<A>(g[k]) + decay * w;
-          const A first = beta1 * m[k] + rest1 * grad;
-          A second = beta2 * v[k] + rest2 * grad * grad;
-          m[k] = first;
-          v[k] = second;
-          if constexpr (amsgrad) maximum[k] = second = maximum[k] > second ? maximum[k] : second;
-          p[k] = convert<T>(w - rate * first / (std::sqrt(second) / correction + eps));
-        }
+      const auto moments = [=](A w, A g, A& m, A& v) {
+        g += decay * w;
+        m = beta1 * m + rest1 * g;
+        v = beta2 * v + rest2 * g * g;
+      };
+      const auto step = [=](A w, A m, A v) {
+        return keep * w - rate * m / (std::sqrt(v) / correction + eps);
+      };
+      if (batch.slots.size() == 2) {
+        return update<T, 0, 1>(batch, i, begin, end, [=](A w, A g, A& m, A& v) {
+          moments(w, g, m, v);
+          return step(w, m, v);
+        });
+      }
+      update<T, 0, 1, 2>(batch, i, begin, end, [=](A w, A g, A& m, A& v, A& largest) {
+        moments(w, g, m, v);
+        largest = largest > v ? largest : v;
+        return step(w, m, largest);
       });
     });
   });
@@ -207,28 +219,35 @@ void rmsprop(const OptimizerBatch& batch, const RmspropSettings& s) {
     const A lr = static_cast<A>(s.lr), eps = static_cast<A>(s.eps), decay = static_cast<A>(s.weight_decay);
     const A alpha = static_cast<A>(s.alpha), rest = static_cast<A>(1 - s.alpha);
     const A momentum = static_cast<A>(s.momentum);
+    const auto plain = [=](A w, A g, A& v) {
+      g += decay * w;
+      v = alpha * v + rest * g * g;
+      return g / (std::sqrt(v) + eps);
+    };
+    const auto centered = [=](A w, A g, A& v, A& a) {
+      g += decay * w;
+      v = alpha * v + rest * g * g;
+      a = alpha * a + rest * g;
+      const A variance = v - a * a;  // rounding may leave it negative where the gradient hardly varies
+      return g / (std::sqrt(variance > 0 ? variance : 0) + eps);
+    };
     for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-      T* p = batch.parameters[i].data<T>();
-      const T* g = batch.gradients[i].data<T>();
-      A* v = batch.slots[0][i].data<A>();
-      A* mean = s.centered ? batch.slots[1][i].data<A>() : nullptr;
-      A* b = s.momentum != 0 ? batch.slots.back()[i].data<A>() : nullptr;
-      with_flag(s.centered, [&](auto centered) {
-        with_flag(s.momentum != 0, [&](auto has_momentum) {
-          for (std::int64_t k = begin; k < end; ++k) {
-            const A w = convert<A>(p[k]), grad = convert<A>(g[k]) + decay * w;
-            A second = alpha * v[k] + rest * grad * grad;
-            v[k] = second;
-            if constexpr (centered) {
-              mean[k] = alpha * mean[k] + rest * grad;
-              second -= mean[k] * mean[k];
-              second = second > 0 ? second : 0;  // rounding, where the gradient hardly varies
-            }
-            A step = grad / (std::sqrt(second) + eps);
-            if constexpr (has_momentum) b[k] = step = momentum * b[k] + step;
-            p[k] = convert<T>(w - lr * step);
-          }
+      if (!s.centered && s.momentum == 0) {
+        return update<T, 0>(batch, i, begin, end, [=](A w, A g, A& v) { return w - lr * plain(w, g, v); });
+      }
+      if (!s.centered) {
+        return update<T, 0, 1>(batch, i, begin, end, [=](A w, A g, A& v, A& b) {
+          b = momentum * b + plain(w, g, v);
+          return w - lr * b;
         });
+      }
+      if (s.momentum == 0) {
+        return update<T, 0, 1>(batch, i, begin, end,
+                               [=](A w, A g, A& v, A& a) { return w - lr * centered(w, g, v, a); });
+      }
+      update<T, 0, 1, 2>(batch, i, begin, end, [=](A w, A g, A& v, A& a, A& b) {
+        b = momentum * b + centered(w, g, v, a);
+        return w - lr * b;
       });
     });
   });
@@ -239,9 +258,11 @@ void global_norm(const Tensors& xs, const Tensor& out) {
   for (const Tensor& x : xs) {
     visit_floating("global_norm", x.dtype(), [&]<class T>() {
       const T* in = x.data<T>();
-      sum += block_sum(x.count(), [in](std::int64_t i) {
-        const double value = convert<double>(in[i]);
-        return value * value;
+      sum += block_sum(x.count(), [in](std::int64_t begin, std::int64_t end) {
+        return lane_sum(begin, end, [in](std::int64_t i) {
+          const double value = convert<double>(in[i]);
+          return value * value;
+        });
       });
     });
   }
