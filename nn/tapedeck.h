@@ -28,9 +28,11 @@
 #include <tapedeck/nn/optim/scheduler.h>
 #include <tapedeck/nn/optim/sgd.h>
 #include <tapedeck/nn/warning.h>
+#include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/matmul.h>
 #include <tapedeck/ops/reduce.h>

@@ -1,26 +1,20 @@
 #include <tapedeck/ops/arithmetic.h>
 
+#include <cmath>
+
 #include <tapedeck/core/backend.h>
-#include <tapedeck/core/convert.h>
 #include <tapedeck/ops/checks.h>
-#include <tapedeck/ops/strided.h>
+#include <tapedeck/ops/elementwise.h>
+#include <tapedeck/ops/map.h>
 
 namespace tapedeck {
 
 namespace {
 
-/// nhwc if an operand of the full shape is.
-Layout result_layout(const Shape& shape, const Tensor& a, const Tensor& b) {
-  for (const Tensor* x : {&a, &b}) {
-    if (x->shape() == shape && x->layout() == Layout::nhwc) return Layout::nhwc;
-  }
-  return Layout::nchw;
-}
-
 Tensor binary(const char* name, Arithmetic kind, const Tensors& x) {
   check_same_kind(name, "a", x[0], "b", x[1]);
   const Shape shape = broadcast(name, x[0].shape(), x[1].shape());
-  Tensor out = Tensor::empty(shape, {x[0].dtype(), x[0].device(), result_layout(shape, x[0], x[1])});
+  Tensor out = Tensor::empty(shape, {x[0].dtype(), x[0].device(), broadcast_layout(shape, x)});
   if (out.count() > 0) TAPEDECK_KERNEL(out.device(), arithmetic)(kind, x[0], x[1], out);
   return out;
 }
@@ -39,7 +33,7 @@ struct Sub final : Op {
   Tensors forward(OpContext&, const Tensors& x) override { return {binary(name(), Arithmetic::sub, x)}; }
   Variables backward(const OpContext& c, const Variables& gy) override {
     return {c.needs_grad(0) ? sum_to(gy[0], c.input_shape(0)) : Variable(),
-            c.needs_grad(1) ? sum_to(-gy[0], c.input_shape(1)) : Variable()};
+            c.needs_grad(1) ? -sum_to(gy[0], c.input_shape(1)) : Variable()};
   }
 };
 
@@ -59,14 +53,64 @@ struct Mul final : Op {
 struct Div final : Op {
   const char* name() const override { return "div"; }
   Tensors forward(OpContext& c, const Tensors& x) override {
-    if (c.needs_grad(1)) c.save_input(0);
+    check_defined(name(), "a", x[0]);
+    check(is_floating(x[0].dtype()), "div: a is ", x[0].dtype(), "; legal are the floating types");
     c.save_input(1);
+    if (c.needs_grad(1)) c.save_output(0);
     return {binary(name(), Arithmetic::div, x)};
   }
   Variables backward(const OpContext& c, const Variables& gy) override {
     const Variable ga = gy[0] / c.input(1);
     return {c.needs_grad(0) ? sum_to(ga, c.input_shape(0)) : Variable(),
-            c.needs_grad(1) ? sum_to(-(ga * c.input(0) / c.input(1)), c.input_shape(1)) : Variable()};
+            c.needs_grad(1) ? -sum_to(ga * c.output(0), c.input_shape(1)) : Variable()};
+  }
+};
+
+/// The larger or the smaller of two.
+struct Extremum final : Op {
+  explicit Extremum(Arithmetic kind) : kind_(kind) {}
+  const char* name() const override { return kind_ == Arithmetic::maximum ? "maximum" : "minimum"; }
+  Tensors forward(OpContext& c, const Tensors& x) override {
+    c.save_input(0);
+    c.save_input(1);
+    return {binary(name(), kind_, x)};
+  }
+  Variables backward(const OpContext& c, const Variables& gy) override {
+    Tensors x = {c.input(0).tensor(), c.input(1).tensor()};
+    if (kind_ == Arithmetic::minimum) std::swap(x[0], x[1]);
+    const Variable first = binary(name(), Arithmetic::above, x);
+    return {c.needs_grad(0) ? sum_to(gy[0] * first, c.input_shape(0)) : Variable(),
+            c.needs_grad(1) ? sum_to(gy[0] * (1 - first), c.input_shape(1)) : Variable()};
+  }
+
+ private:
+  Arithmetic kind_;
+};
+
+struct Pow final : Op {
+  const char* name() const override { return "pow"; }
+  Tensors forward(OpContext& c, const Tensors& x) override {
+    check_defined(name(), "a", x[0]);
+    check(is_floating(x[0].dtype()), "pow: a is ", x[0].dtype(), "; legal are the floating types");
+    c.save_input(0);
+    c.save_input(1);
+    if (c.needs_grad(1)) c.save_output(0);
+    return {binary(name(), Arithmetic::pow, x)};
+  }
+  Variables backward(const OpContext& c, const Variables& gy) override {
+    const Variable &x = c.input(0), &y = c.input(1);
+    const Variable one = Tensor::ones({}, {x.dtype(), x.device()});
+    const Variable at_zero = eq(x, 0);
+    Variable gx, g_exponent;
+    if (c.needs_grad(0)) {  // y x^(y - 1), and 0 where both are 0
+      const Variable exponent = where(mul(at_zero, eq(y, 0)), one, y - 1);
+      gx = sum_to(gy[0] * (y * pow(x, exponent)), x.shape());
+    }
+    if (c.needs_grad(1)) {  // x^y log x, and 0 where x is 0 and y is not negative
+      const Variable base = where(mul(at_zero, ge(y, 0)), one, x);
+      g_exponent = sum_to(gy[0] * (c.output(0) * log(base)), y.shape());
+    }
+    return {gx, g_exponent};
   }
 };
 
@@ -75,6 +119,10 @@ struct Affine final : Op {
   const char* name() const override { return "affine"; }
   Tensors forward(OpContext&, const Tensors& x) override {
     check_defined(name(), "x", x[0]);
+    for (double value : {scale_, shift_}) {
+      check(is_floating(x[0].dtype()) || value == std::trunc(value), "affine: x is ", x[0].dtype(), " but ",
+            value, " is not a whole number");
+    }
     Tensor out = Tensor::empty_like(x[0]);
     if (out.count() > 0) TAPEDECK_KERNEL(out.device(), affine)(x[0], scale_, shift_, out);
     return {out};
@@ -101,6 +149,15 @@ Variable mul(const Variable& a, const Variable& b) {
 Variable div(const Variable& a, const Variable& b) {
   return call<Div>({a, b});
 }
+Variable minimum(const Variable& a, const Variable& b) {
+  return call<Extremum>({a, b}, Arithmetic::minimum);
+}
+Variable maximum(const Variable& a, const Variable& b) {
+  return call<Extremum>({a, b}, Arithmetic::maximum);
+}
+Variable pow(const Variable& x, const Variable& y) {
+  return call<Pow>({x, y});
+}
 Variable affine(const Variable& x, double scale, double shift) {
   return call<Affine>({x}, scale, shift);
 }
@@ -109,68 +166,68 @@ namespace cpu {
 
 namespace {
 
-template <class T, class F>
-void binary(const Tensor& a, const Tensor& b, const Tensor& out, F f) {
-  using A = accumulate_t<T>;
-  const T* pa = a.data<T>();
-  const T* pb = b.data<T>();
-  T* po = out.data<T>();
-  const auto loop = StridedLoop<3>::over(out.shape(), {&out, &a, &b});
-  const std::int64_t sa = loop.strides[1][loop.rank - 1], sb = loop.strides[2][loop.rank - 1];
-  loop.for_each_run([&](const auto& at, std::int64_t n) {
-    T* o = po + at[0];
-    const T* x = pa + at[1];
-    const T* y = pb + at[2];
-    const auto run = [&](auto step_a, auto step_b) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        o[i] = convert<T>(f(convert<A>(x[i * step_a]), convert<A>(y[i * step_b])));
-      }
-    };
-    using One = std::integral_constant<std::int64_t, 1>;
-    using Zero = std::integral_constant<std::int64_t, 0>;
-    if (sa == 1 && sb == 1) {
-      run(One{}, One{});
-    } else if (sa == 1 && sb == 0) {
-      run(One{}, Zero{});
-    } else if (sa == 0 && sb == 1) {
-      run(Zero{}, One{});
-    } else {
-      run(sa, sb);
-    }
-  });
-}
+struct Plus {
+  auto operator()(auto a, auto b) const { return a + b; }
+};
+struct Minus {
+  auto operator()(auto a, auto b) const { return a - b; }
+};
+struct Times {
+  auto operator()(auto a, auto b) const { return a * b; }
+};
+struct Over {
+  auto operator()(auto a, auto b) const { return a / b; }
+};
+struct Smaller {  // a NaN on either side stays
+  auto operator()(auto a, auto b) const { return a < b || a != a ? a : b; }
+};
+struct Larger {
+  auto operator()(auto a, auto b) const { return a > b || a != a ? a : b; }
+};
+struct Above {
+  template <class V>
+  V operator()(V a, V b) const {
+    const V tied = a == b ? V(0.5) : V(1);
+    return a < b ? V(0) : tied;
+  }
+};
+struct Power {
+  auto operator()(auto a, auto b) const { return std::pow(a, b); }
+};
+
+struct ScaleShift {
+  double scale, shift;
+  template <class V>
+  V operator()(V x) const {
+    return x * static_cast<V>(scale) + static_cast<V>(shift);
+  }
+};
 
 }  // namespace
 
 void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out) {
-  visit(out.dtype(), [&]<class T>() {
-    switch (kind) {
-      case Arithmetic::add:
-        return binary<T>(a, b, out, [](auto x, auto y) { return x + y; });
-      case Arithmetic::sub:
-        return binary<T>(a, b, out, [](auto x, auto y) { return x - y; });
-      case Arithmetic::mul:
-        return binary<T>(a, b, out, [](auto x, auto y) { return x * y; });
-      case Arithmetic::div:
-        if constexpr (std::is_integral_v<T>) {
-          throw Error(concat("div: dtype ", out.dtype(), " is not supported; legal are the floating types"));
-        } else {
-          return binary<T>(a, b, out, [](auto x, auto y) { return x / y; });
-        }
-    }
-  });
+  switch (kind) {
+    case Arithmetic::add:
+      return map_any(Plus{}, out, a, b);
+    case Arithmetic::sub:
+      return map_any(Minus{}, out, a, b);
+    case Arithmetic::mul:
+      return map_any(Times{}, out, a, b);
+    case Arithmetic::div:
+      return map_floating(Over{}, out, a, b);
+    case Arithmetic::minimum:
+      return map_any(Smaller{}, out, a, b);
+    case Arithmetic::maximum:
+      return map_any(Larger{}, out, a, b);
+    case Arithmetic::above:
+      return map_floating(Above{}, out, a, b);
+    case Arithmetic::pow:
+      return map_floating(Power{}, out, a, b);
+  }
 }
 
 void affine(const Tensor& x, double scale, double shift, const Tensor& out) {
-  visit(out.dtype(), [&]<class T>() {
-    using A = accumulate_t<T>;
-    const T* in = x.data<T>();
-    T* to = out.data<T>();
-    const A a = convert<A>(scale), b = convert<A>(shift);
-    parallel_for(out.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) to[i] = convert<T>(convert<A>(in[i]) * a + b);
-    });
-  });
+  map_any(ScaleShift{scale, shift}, out, x);
 }
 
 }  // namespace cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include <tapedeck/core/tensor.h>
 
@@ -20,6 +21,14 @@ inline void check_same_kind(std::string_view op, std::string_view name_a, const 
   check(a.dtype() == b.dtype(), op, ": ", name_a, " is ", a.dtype(), " but ", name_b, " is ", b.dtype());
   check(a.device() == b.device(), op, ": ", name_a, " is on ", a.device(), " but ", name_b, " is on ",
         b.device());
+}
+
+/// The layout of a result of shape `shape`: nhwc if an operand of that shape is.
+inline Layout broadcast_layout(const Shape& shape, const std::vector<Tensor>& operands) {
+  for (const Tensor& x : operands) {
+    if (x.shape() == shape && x.layout() == Layout::nhwc) return Layout::nhwc;
+  }
+  return Layout::nchw;
 }
 
 }  // namespace tapedeck

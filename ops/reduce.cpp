@@ -7,6 +7,7 @@
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/axis.h>
 #include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/map.h>
 #include <tapedeck/ops/reduce_loop.h>
 
 namespace tapedeck {
@@ -24,17 +25,17 @@ Shape from_sizes(const std::vector<std::int64_t>& sizes) {
 }
 
 Target target(const char* op, const Shape& x, const std::vector<int>& dims, bool keepdim) {
-  std::vector<bool> reduced(static_cast<std::size_t>(x.rank()), dims.empty());
+  std::vector<bool> reduced(x.rank(), dims.empty());
   for (std::size_t i = 0; i < dims.size(); ++i) {
     check(dims[i] >= -x.rank() && dims[i] < x.rank(), op, ": dims[", i, "] is ", dims[i], "; legal for x ", x,
           " is ", -x.rank(), " to ", x.rank() - 1);
-    auto at = reduced[static_cast<std::size_t>(x.dim(dims[i]))];
+    auto at = reduced[x.dim(dims[i])];
     check(!at, op, ": dims[", i, "] names dimension ", x.dim(dims[i]), " a second time");
     at = true;
   }
   std::vector<std::int64_t> kept, result;
   for (int d = 0; d < x.rank(); ++d) {
-    const bool gone = reduced[static_cast<std::size_t>(d)];
+    const bool gone = reduced[d];
     kept.push_back(gone ? 1 : x[d]);
     if (!gone || keepdim) result.push_back(kept.back());
   }
@@ -43,7 +44,7 @@ Target target(const char* op, const Shape& x, const std::vector<int>& dims, bool
 
 /// The target of sum_to: what `shape` leaves out in front has size 1.
 Target target_of(const Shape& shape, int rank) {
-  std::vector<std::int64_t> kept(static_cast<std::size_t>(rank - shape.rank()), 1);
+  std::vector<std::int64_t> kept(rank - shape.rank(), 1);
   kept.insert(kept.end(), shape.begin(), shape.end());
   return {from_sizes(kept), shape};
 }
@@ -305,63 +306,81 @@ struct TiesPolicy : SumPolicy {
 
 }  // namespace
 
-void sum(const Tensor& x, double scale, const Tensor& out) {
-  visit(x.dtype(), [&]<class T>() {
-    if constexpr (std::is_integral_v<T>) {
-      std::int64_t* to = out.data<std::int64_t>();
-      reduce_loop<T>(x, out, IntegerSumPolicy{}, nullptr,
-                     [=](std::int64_t i, std::int64_t total) { to[i] = total; });
-    } else {
-      T* to = out.data<T>();
-      reduce_loop<T>(x, out, SumPolicy{}, nullptr,
-                     [=](std::int64_t i, double total) { to[i] = convert<T>(total * scale); });
-    }
+namespace {
+
+/// out[i] = totals[i] * scale.
+void store(const std::vector<double>& totals, double scale, const Tensor& out) {
+  visit_floating("reduce", out.dtype(), [&]<class T>() {
+    T* to = out.data<T>();
+    parallel_for(out.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) to[i] = convert<T>(totals[i] * scale);
+    });
   });
 }
 
+struct Scaled {
+  double scale;
+  template <class V>
+  V operator()(V x) const {
+    return x * static_cast<V>(scale);
+  }
+};
+
+/// The elements of x in memory order.
+std::vector<double> values(const Tensor& x) {
+  std::vector<double> result(x.count());
+  visit(x.dtype(), [&]<class T>() { convert_run(x.data<T>(), result.data(), x.count()); });
+  return result;
+}
+
+template <class Policy>
+std::vector<double> reduce_floating(const Tensor& x, const Tensor& out, const Policy& policy,
+                                    const double* centers = nullptr) {
+  return x.dtype() == DType::float64 ? reduce_loop<double>(x, out, policy, centers)
+                                     : reduce_loop<float>(x, out, policy, centers);
+}
+
+}  // namespace
+
+void sum(const Tensor& x, double scale, const Tensor& out) {
+  if (is_floating(x.dtype())) return store(reduce_floating(x, out, SumPolicy{}), scale, out);
+  const auto totals = reduce_loop<std::int64_t>(x, out, IntegerSumPolicy{});
+  std::copy(totals.begin(), totals.end(), out.data<std::int64_t>());
+}
+
 void extreme(Extreme kind, const Tensor& x, const Tensor& out) {
-  visit(x.dtype(), [&]<class T>() {
-    T* to = out.data<T>();
-    const auto finish = [=](std::int64_t i, compute_t<T> total) { to[i] = convert<T>(total); };
-    if (kind == Extreme::max) {
-      reduce_loop<T>(x, out, ExtremePolicy<compute_t<T>, Extreme::max>{}, nullptr, finish);
-    } else {
-      reduce_loop<T>(x, out, ExtremePolicy<compute_t<T>, Extreme::min>{}, nullptr, finish);
-    }
+  visit_compute(x.dtype(), [&]<class V>() {
+    const auto totals = kind == Extreme::max ? reduce_loop<V>(x, out, ExtremePolicy<V, Extreme::max>{})
+                                             : reduce_loop<V>(x, out, ExtremePolicy<V, Extreme::min>{});
+    visit(out.dtype(), [&]<class T>() {
+      if constexpr (std::is_same_v<compute_t<T>, V>) convert_run(totals.data(), out.data<T>(), out.count());
+    });
   });
 }
 
 void extreme_share(const Tensor& x, const Tensor& y, const Tensor& share) {
+  const std::vector<double> extremes = values(y);
+  const std::vector<double> ties = reduce_floating(x, y, TiesPolicy{}, extremes.data());
+  const auto loop = StridedLoop<2>::over(x.shape(), {&share, &y});  // x and share have one order
+  const std::int64_t step = loop.strides[1][loop.rank - 1];
   visit_floating("extreme_share", x.dtype(), [&]<class T>() {
-    const T *px = x.data<T>(), *py = y.data<T>();
+    const T* in = x.data<T>();
     T* to = share.data<T>();
-    const auto outputs = static_cast<std::size_t>(y.count());
-    std::vector<double> centers(outputs), shares(outputs);
-    for (std::size_t i = 0; i < outputs; ++i) centers[i] = convert<double>(py[i]);
-    reduce_loop<T>(x, y, TiesPolicy{}, centers.data(),
-                   [&](std::int64_t i, double ties) { shares[static_cast<std::size_t>(i)] = 1 / ties; });
-    const auto loop = StridedLoop<2>::over(x.shape(), {&share, &y});
-    const std::int64_t step = loop.strides[1][loop.rank - 1];
-    loop.for_each_run([&](const auto& at, std::int64_t n) {  // share and x have the same order
+    loop.for_each_run([&](const auto& at, std::int64_t n) {
       for (std::int64_t i = 0; i < n; ++i) {
-        const auto k = static_cast<std::size_t>(at[1] + i * step);
-        const double v = convert<double>(px[at[0] + i]), c = centers[k];
-        to[at[0] + i] = convert<T>(v == c || (v != v && c != c) ? shares[k] : 0.0);
+        const std::int64_t k = at[1] + i * step;
+        const double value = convert<double>(in[at[0] + i]);
+        to[at[0] + i] = convert<T>(TiesPolicy{}.add(0, value, extremes[k]) / ties[k]);
       }
     });
   });
 }
 
 void squared_deviation(const Tensor& x, double scale, const Tensor& out) {
-  visit_floating("squared_deviation", x.dtype(), [&]<class T>() {
-    std::vector<double> means(static_cast<std::size_t>(out.count()));
-    const double n = static_cast<double>(x.count()) / static_cast<double>(out.count());
-    reduce_loop<T>(x, out, SumPolicy{}, nullptr,
-                   [&](std::int64_t i, double total) { means[static_cast<std::size_t>(i)] = total / n; });
-    T* to = out.data<T>();
-    reduce_loop<T>(x, out, SquaresPolicy{}, means.data(),
-                   [=](std::int64_t i, double total) { to[i] = convert<T>(total * scale); });
-  });
+  std::vector<double> means = reduce_floating(x, out, SumPolicy{});
+  const double n = static_cast<double>(x.count()) / static_cast<double>(out.count());
+  for (double& mean : means) mean /= n;
+  store(reduce_floating(x, out, SquaresPolicy{}, means.data()), scale, out);
 }
 
 void argmax(const Tensor& x, int dim, const Tensor& out) {
@@ -390,23 +409,7 @@ void argmax(const Tensor& x, int dim, const Tensor& out) {
 }
 
 void expand(const Tensor& x, double scale, const Tensor& out) {
-  visit(out.dtype(), [&]<class T>() {
-    const T* in = x.data<T>();
-    T* to = out.data<T>();
-    const auto loop = StridedLoop<2>::over(out.shape(), {&out, &x});
-    const std::int64_t step = loop.strides[1][loop.rank - 1];
-    const auto scaled = [=](T value) {
-      using V = compute_t<T>;
-      return scale == 1 ? value : convert<T>(convert<V>(value) * convert<V>(scale));
-    };
-    loop.for_each_run([&](const auto& at, std::int64_t n) {
-      if (step == 0) {
-        std::fill_n(to + at[0], n, scaled(in[at[1]]));
-      } else {
-        for (std::int64_t i = 0; i < n; ++i) to[at[0] + i] = scaled(in[at[1] + i * step]);
-      }
-    });
-  });
+  map_any(Scaled{scale}, out, x);
 }
 
 }  // namespace cpu

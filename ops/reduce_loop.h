@@ -20,92 +20,22 @@
 
 namespace tapedeck::cpu {
 
-template <class T, class Policy, class Finish>
-class ReduceLoop {
- public:
-  ReduceLoop(const Tensor& x, const Tensor& out, const Policy& policy, const double* centers,
-             const Finish& finish)
-      : x_(x.data<T>()), policy_(policy), centers_(centers), finish_(finish) {
-    const auto loop = StridedLoop<2>::over(x.shape(), {&x, &out});
-    int rank = loop.rank;
-    if (loop.strides[1][rank - 1] != 0) {
-      columns_ = loop.sizes[--rank];
-      column_stride_ = loop.strides[1][rank];
-    }
-    if (rank > 0 && loop.strides[1][rank - 1] == 0) run_rows_ = loop.sizes[--rank];
-    for (int d = 0; d < rank; ++d) {
-      Dims& dims = loop.strides[1][d] == 0 ? reduced_ : kept_;
-      dims.add(loop.sizes[d], loop.strides[0][d], loop.strides[1][d]);
-    }
-    rows_ = reduced_.count * run_rows_;
-    tile_ = std::min(columns_, kTile);
-    tiles_ = (columns_ + tile_ - 1) / tile_;
-    const auto repeats = static_cast<std::uint64_t>(std::min(run_rows_, kLanes / tile_));
-    repeats_ = static_cast<std::int64_t>(std::bit_floor(std::max<std::uint64_t>(1, repeats)));
-    chunk_rows_ = rows_;
-    if (kept_.count * tiles_ < kEnoughTasks) {
-      chunk_rows_ = std::min(rows_, kChunk / tile_);
-    }
-    chunks_ = (rows_ + chunk_rows_ - 1) / chunk_rows_;
-  }
-
-  void run() const {
-    const std::int64_t groups = kept_.count * tiles_;
-    std::vector<Total> partial(static_cast<std::size_t>(chunks_ > 1 ? groups * chunks_ * tile_ : 0));
-    const std::int64_t grain = std::max<std::int64_t>(1, kGrain / (chunk_rows_ * tile_));
-    parallel_for(groups * chunks_, grain, [&](std::int64_t begin, std::int64_t end) {
-      Total totals[kTile];
-      for (std::int64_t task = begin; task < end; ++task) {
-        const Place place = locate(task / chunks_);
-        const std::int64_t first = task % chunks_ * chunk_rows_;
-        sum_rows(place, first, std::min(rows_, first + chunk_rows_), totals);
-        if (chunks_ == 1) {
-          for (std::int64_t c = 0; c < place.width; ++c) finish_(place.out + c * column_stride_, totals[c]);
-        } else {
-          std::copy_n(totals, place.width, partial.data() + task * tile_);
-        }
-      }
-    });
-    if (chunks_ == 1) return;
-    for (std::int64_t group = 0; group < groups; ++group) {
-      const Place place = locate(group);
-      Total* totals = partial.data() + group * chunks_ * tile_;
-      for (std::int64_t k = 1; k < chunks_; ++k) merge(totals, totals + k * tile_, place.width);
-      for (std::int64_t c = 0; c < place.width; ++c) finish_(place.out + c * column_stride_, totals[c]);
-    }
-  }
-
- private:
-  using Total = typename Policy::Total;
-  using Value = compute_t<T>;
-
+/// How a reduction is divided: what does not depend on types.
+struct ReducePlan {
   static constexpr std::int64_t kLanes = 64;
-  static constexpr std::int64_t kTile = 512;        // columns of a task
-  static constexpr std::int64_t kChunk = 1 << 15;   // elements of a task when rows are split
-  static constexpr std::int64_t kEnoughTasks = 64;  // from here on rows are not split
-  static constexpr std::int64_t kGrain = 1 << 15;
+  static constexpr std::int64_t kTile = kStageBlock;  // columns of a task
+  static constexpr std::int64_t kChunk = 1 << 15;     // elements of a task when rows are split
+  static constexpr std::int64_t kEnoughTasks = 64;    // from here on rows are not split
 
   /// Some of x's outer dimensions.
   struct Dims {
     int rank = 0;
     std::int64_t count = 1;
-    std::int64_t sizes[Shape::kMaxRank], x_strides[Shape::kMaxRank], out_strides[Shape::kMaxRank];
+    Strides sizes{}, x_strides{}, out_strides{};
 
-    void add(std::int64_t size, std::int64_t x_stride, std::int64_t out_stride) {
-      count *= size;
-      sizes[rank] = size;
-      x_strides[rank] = x_stride;
-      out_strides[rank++] = out_stride;
-    }
+    void add(std::int64_t size, std::int64_t x_stride, std::int64_t out_stride);
     /// Adds the offsets of index `i` in x and in out.
-    void locate(std::int64_t i, std::int64_t& x, std::int64_t& out) const {
-      for (int d = rank - 1; d >= 0; --d) {
-        const std::int64_t at = d == 0 ? i : i % sizes[d];
-        if (d > 0) i /= sizes[d];
-        x += at * x_strides[d];
-        out += at * out_strides[d];
-      }
-    }
+    void locate(std::int64_t i, std::int64_t& x, std::int64_t& out) const;
   };
 
   /// The first element of a tile in x and in out, and how many columns it has.
@@ -113,11 +43,74 @@ class ReduceLoop {
     std::int64_t x = 0, out = 0, width = 0;
   };
 
-  Place locate(std::int64_t group) const {
-    const std::int64_t column = group % tiles_ * tile_;
-    Place place{column, column * column_stride_, std::min(tile_, columns_ - column)};
-    kept_.locate(group / tiles_, place.x, place.out);
-    return place;
+  /// x must have elements; `out` has x's rank, and size 1 where reduced.
+  ReducePlan(const Tensor& x, const Tensor& out);
+  Place locate(std::int64_t group) const;
+
+  Dims kept, reduced;
+  std::int64_t columns = 1, column_stride = 0;  // C, and its stride in out
+  std::int64_t run_rows = 1, rows = 1;          // R, and all rows
+  std::int64_t tile = 1, tiles = 1;             // columns of a task, tasks to cover them
+  std::int64_t groups = 1;                      // kept indices * tiles
+  std::int64_t repeats = 1;                     // of a tile's columns in the lanes
+  std::int64_t chunk_rows = 1, chunks = 1;
+};
+
+/// totals[i % lanes] takes values[i], for i < n.
+template <class Policy, class V>
+void reduce_run(const Policy& policy, const V* values, std::int64_t n, std::int64_t lanes,
+                const double* centers, typename Policy::Total* totals) {
+  const auto loop = [=](const V* __restrict from, const double* __restrict center,
+                        typename Policy::Total* __restrict total) {
+    for (std::int64_t i = 0; i < n; i += lanes) {
+      const std::int64_t m = std::min(lanes, n - i);
+      for (std::int64_t k = 0; k < m; ++k) total[k] = policy.add(total[k], from[i + k], center[k]);
+    }
+  };
+  if constexpr (std::is_same_v<V, float>) {
+    simd([&] { loop(values, centers, totals); });
+  } else {
+    loop(values, centers, totals);
+  }
+}
+
+template <class V, class Policy>
+class ReduceLoop {
+ public:
+  using Total = typename Policy::Total;
+
+  ReduceLoop(const Tensor& x, const Tensor& out, const Policy& policy, const double* centers)
+      : plan_(x, out), x_(x), policy_(policy), centers_(centers) {}
+
+  void run(Total* results) const {
+    const ReducePlan& p = plan_;
+    std::vector<Total> partial(p.chunks > 1 ? p.groups * p.chunks * p.tile : 0);
+    const std::int64_t grain = std::max<std::int64_t>(1, ReducePlan::kChunk / (p.chunk_rows * p.tile));
+    parallel_for(p.groups * p.chunks, grain, [&](std::int64_t begin, std::int64_t end) {
+      Total totals[ReducePlan::kTile];
+      for (std::int64_t task = begin; task < end; ++task) {
+        const ReducePlan::Place place = p.locate(task / p.chunks);
+        const std::int64_t first = task % p.chunks * p.chunk_rows;
+        sum_rows(place, first, std::min(p.rows, first + p.chunk_rows), totals);
+        if (p.chunks == 1) {
+          store(place, totals, results);
+        } else {
+          std::copy_n(totals, place.width, partial.data() + task * p.tile);
+        }
+      }
+    });
+    if (p.chunks == 1) return;
+    for (std::int64_t group = 0; group < p.groups; ++group) {
+      const ReducePlan::Place place = p.locate(group);
+      Total* totals = partial.data() + group * p.chunks * p.tile;
+      for (std::int64_t k = 1; k < p.chunks; ++k) merge(totals, totals + k * p.tile, place.width);
+      store(place, totals, results);
+    }
+  }
+
+ private:
+  void store(const ReducePlan::Place& place, const Total* totals, Total* results) const {
+    for (std::int64_t c = 0; c < place.width; ++c) results[place.out + c * plan_.column_stride] = totals[c];
   }
 
   void merge(Total* into, const Total* from, std::int64_t n) const {
@@ -125,74 +118,61 @@ class ReduceLoop {
   }
 
   /// totals[c] = the total of rows [begin, end) of column c of the tile.
-  void sum_rows(const Place& place, std::int64_t begin, std::int64_t end, Total* totals) const {
-    const std::int64_t lanes = repeats_ * place.width;
-    double centers[kTile];
+  void sum_rows(const ReducePlan::Place& place, std::int64_t begin, std::int64_t end, Total* totals) const {
+    const ReducePlan& p = plan_;
+    const std::int64_t lanes = p.repeats * place.width;
+    double centers[ReducePlan::kTile];
     std::fill_n(totals, lanes, policy_.start());
     for (std::int64_t i = 0; Policy::kCentered && i < lanes; ++i) {
-      centers[i] = centers_[place.out + i % place.width * column_stride_];
+      centers[i] = centers_[place.out + i % place.width * p.column_stride];
     }
     for (std::int64_t row = begin; row < end;) {
-      const std::int64_t within = row % run_rows_, n = std::min(run_rows_ - within, end - row);
-      std::int64_t at = place.x + within * columns_, unused = 0;
-      reduced_.locate(row / run_rows_, at, unused);
-      if (place.width == columns_) {
-        add_run(x_ + at, n * columns_, lanes, centers, totals);
+      const std::int64_t within = row % p.run_rows, n = std::min(p.run_rows - within, end - row);
+      std::int64_t at = place.x + within * p.columns, unused = 0;
+      p.reduced.locate(row / p.run_rows, at, unused);
+      if (place.width == p.columns) {
+        add_run(at, n * p.columns, lanes, centers, totals);
       } else {
         for (std::int64_t i = 0; i < n; ++i) {
-          add_run(x_ + at + i * columns_, place.width, place.width, centers, totals);
+          add_run(at + i * p.columns, place.width, place.width, centers, totals);
         }
       }
       row += n;
     }
-    for (std::int64_t half = repeats_ / 2; half > 0; half /= 2) {
+    for (std::int64_t half = p.repeats / 2; half > 0; half /= 2) {
       merge(totals, totals + half * place.width, half * place.width);
     }
   }
 
-  /// totals[i % lanes] takes in[i], for i < n.
-  void add_run(const T* in, std::int64_t n, std::int64_t lanes, const double* centers, Total* totals) const {
-    Value buffer[std::is_same_v<T, Value> ? 1 : kStageBlock];
-    const std::int64_t most = std::is_same_v<T, Value> ? n : kStageBlock / lanes * lanes;
+  void add_run(std::int64_t at, std::int64_t n, std::int64_t lanes, const double* centers,
+               Total* totals) const {
+    V buffer[kStageBlock];
+    const std::int64_t most = x_.in_place() ? n : kStageBlock / lanes * lanes;
     for (std::int64_t done = 0; done < n; done += most) {
       const std::int64_t count = std::min(most, n - done);
-      const Value* values = stage(in + done, 1, count, buffer);
-      simd([=, this] {
-        const Value* __restrict from = values;
-        const double* __restrict center = centers;
-        Total* __restrict total = totals;
-        for (std::int64_t i = 0; i < count; i += lanes) {
-          const std::int64_t m = std::min(lanes, count - i);
-          for (std::int64_t k = 0; k < m; ++k) total[k] = policy_.add(total[k], from[i + k], center[k]);
-        }
-      });
+      reduce_run(policy_, x_.read(at + done, count, buffer), count, lanes, centers, totals);
     }
   }
 
-  const T* x_;
+  ReducePlan plan_;
+  StagedReader<V> x_;
   const Policy& policy_;
   const double* centers_;
-  const Finish& finish_;
-  Dims kept_, reduced_;
-  std::int64_t columns_ = 1, column_stride_ = 0, run_rows_ = 1, rows_ = 1;
-  std::int64_t tile_ = 1, tiles_ = 1, repeats_ = 1, chunk_rows_ = 1, chunks_ = 1;
 };
 
-/// Calls `finish(i, total)` for each element i (in memory) of `out`, in parallel, with the total of the
-/// elements of x that it stands for. `out` has x's rank, and size 1 where reduced. `Policy` has
+/// For each element of `out`, in memory order, the total of the elements of x that it stands for. `out` has
+/// x's rank, and size 1 where reduced; V is x's compute type. `Policy` has
 ///   Total                        the type of a total
 ///   start()                      the total of nothing
-///   add(total, value, center)    value is in x's compute type; center is centers[i]
+///   add(total, value, center)    with center = centers[i] for element i of out
 ///   merge(total, total)
 ///   kCentered                    whether add() uses center; if not, `centers` may be null
-template <class T, class Policy, class Finish>
-void reduce_loop(const Tensor& x, const Tensor& out, const Policy& policy, const double* centers,
-                 const Finish& finish) {
-  if (x.count() == 0) {
-    for (std::int64_t i = 0; i < out.count(); ++i) finish(i, policy.start());
-  } else {
-    ReduceLoop<T, Policy, Finish>(x, out, policy, centers, finish).run();
-  }
+template <class V, class Policy>
+std::vector<typename Policy::Total> reduce_loop(const Tensor& x, const Tensor& out, const Policy& policy,
+                                                const double* centers = nullptr) {
+  std::vector<typename Policy::Total> results(out.count(), policy.start());
+  if (x.count() > 0) ReduceLoop<V, Policy>(x, out, policy, centers).run(results.data());
+  return results;
 }
 
 }  // namespace tapedeck::cpu

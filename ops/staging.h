@@ -11,6 +11,7 @@
 
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/simd.h>
+#include <tapedeck/core/tensor.h>
 
 namespace tapedeck::cpu {
 
@@ -46,6 +47,77 @@ const compute_t<T>* stage(const T* in, std::int64_t step, std::int64_t n, comput
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = convert<compute_t<T>>(in[i * step]);
   }
   return buffer;
+}
+
+/// A tensor's elements as the compute type V of its dtype, whatever that is.
+template <class V>
+class StagedReader {
+ public:
+  explicit StagedReader(const Tensor& x) : data_(x.raw()), in_place_(dtype_of<V> == x.dtype()) {
+    visit(x.dtype(), [&]<class T>() {
+      if constexpr (std::is_same_v<compute_t<T>, V>) {
+        read_ = [](const void* data, std::int64_t at, std::int64_t step, std::int64_t n, V* buffer) {
+          return stage(static_cast<const T*>(data) + at, step, n, buffer);
+        };
+      }
+    });
+  }
+
+  /// Whether neighbours are read without a copy, so that read() can take more than kStageBlock of them.
+  bool in_place() const { return in_place_; }
+
+  /// Elements at, at + step, ...; `buffer` has room for kStageBlock of them.
+  const V* read(std::int64_t at, std::int64_t n, V* buffer, std::int64_t step = 1) const {
+    return read_(data_, at, step, n, buffer);
+  }
+
+ private:
+  const void* data_;
+  bool in_place_;
+  const V* (*read_)(const void*, std::int64_t, std::int64_t, std::int64_t, V*) = nullptr;
+};
+
+/// The way back: V into a tensor of a dtype whose compute type is V.
+template <class V>
+class StagedWriter {
+ public:
+  explicit StagedWriter(const Tensor& x) : data_(x.raw()), in_place_(dtype_of<V> == x.dtype()) {
+    visit(x.dtype(), [&]<class T>() {
+      if constexpr (std::is_same_v<compute_t<T>, V>) {
+        write_ = [](void* data, std::int64_t at, std::int64_t n, const V* values) {
+          convert_run(values, static_cast<T*>(data) + at, n);
+        };
+      }
+    });
+  }
+
+  /// Where elements from `at` on are to be computed: in the tensor itself, or in `buffer`.
+  V* begin(std::int64_t at, V* buffer) const { return in_place_ ? static_cast<V*>(data_) + at : buffer; }
+  /// Ends what begin() began.
+  void end(std::int64_t at, std::int64_t n, const V* buffer) const {
+    if (!in_place_) write_(data_, at, n, buffer);
+  }
+  bool in_place() const { return in_place_; }
+
+ private:
+  void* data_;
+  bool in_place_;
+  void (*write_)(void*, std::int64_t, std::int64_t, const V*) = nullptr;
+};
+
+/// Calls `f.template operator()<V>()` with the compute type of `dtype`.
+template <class F>
+decltype(auto) visit_compute(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::float64:
+      return f.template operator()<double>();
+    case DType::float32:
+    case DType::bfloat16:
+    case DType::float16:
+      return f.template operator()<float>();
+    default:
+      return f.template operator()<std::int64_t>();
+  }
 }
 
 }  // namespace tapedeck::cpu

@@ -1,10 +1,4 @@
-#include <tapedeck/tapedeck.h>
-
-#include <cmath>
-#include <limits>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "op_support.h"
 
 namespace tapedeck {
 namespace {
@@ -13,18 +7,7 @@ using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using namespace test;
 
 /// The elements of x that each result of a reduction over `dims` stands for, in row-major order of both.
 std::vector<std::vector<double>> groups(const Tensor& x, const std::vector<int>& dims) {
