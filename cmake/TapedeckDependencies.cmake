@@ -1,4 +1,4 @@
-# The libraries that Tapedeck links; read by its own build and by the installed package.
+# The libraries that Tapedeck links. tapedeckConfig.cmake.in finds them again for a consumer.
 find_package(Threads REQUIRED)
 
 # tapedeck_find(<package> <Debian package>)

@@ -16,4 +16,4 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/tapedeckConfigVersion.cma
   COMPATIBILITY SameMajorVersion)
 install(EXPORT tapedeckTargets NAMESPACE tapedeck:: DESTINATION ${package})
 install(FILES ${PROJECT_BINARY_DIR}/tapedeckConfig.cmake ${PROJECT_BINARY_DIR}/tapedeckConfigVersion.cmake
-  ${CMAKE_CURRENT_LIST_DIR}/TapedeckDependencies.cmake DESTINATION ${package})
+  DESTINATION ${package})
