@@ -7,6 +7,8 @@ namespace tapedeck {
 
 /// An order of work on a device: a `cudaStream_t`, or null for the CPU and for the default stream.
 using Stream = void*;
+/// A mark in a stream's order of work: a `cudaEvent_t`.
+using Event = void*;
 
 /// Hands out bytes of one device. Knows nothing of tensors.
 class Allocator {
@@ -21,8 +23,5 @@ class Allocator {
   /// use it.
   virtual void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept = 0;
 };
-
-/// The process-wide allocator of the CPU.
-Allocator& cpu_allocator();
 
 }  // namespace tapedeck

@@ -1,5 +1,7 @@
 #include <tapedeck/core/context.h>
 
+#include <tapedeck/core/backend.h>
+#include <tapedeck/core/caching_allocator.h>
 #include <tapedeck/core/error.h>
 
 namespace tapedeck {
@@ -8,9 +10,8 @@ namespace {
 thread_local ContextScope* innermost = nullptr;
 }
 
-Context::Context(Device device, Stream stream) : Context(device, stream, cpu_allocator()) {
-  check(device.is_cpu(), "context: ", device, " is not available in this build");
-}
+Context::Context(Device device, Stream stream)
+    : Context(device, stream, TAPEDECK_KERNEL(device, caching_allocator)(device)) {}
 
 const Context& Context::current(Device device) {
   for (const ContextScope* scope = innermost; scope != nullptr; scope = scope->outer_) {

@@ -3,6 +3,7 @@
 
 #include <tapedeck/autograd/gradcheck.h>
 #include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/memory.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/random.h>

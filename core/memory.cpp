@@ -1,0 +1,46 @@
+#include <tapedeck/core/memory.h>
+
+#include <cstdio>
+
+#include <tapedeck/core/backend.h>
+#include <tapedeck/core/caching_allocator.h>
+
+namespace tapedeck {
+
+namespace {
+CachingAllocator& allocator_of(Device device) {
+  return TAPEDECK_KERNEL(device, caching_allocator)(device);
+}
+}  // namespace
+
+MemoryStats memory_stats(Device device) {
+  return allocator_of(device).stats();
+}
+void reset_peak_memory_stats(Device device) {
+  allocator_of(device).reset_peak();
+}
+std::size_t empty_cache(Device device) {
+  return allocator_of(device).trim();
+}
+void set_memory_limit(Device device, std::size_t bytes) {
+  allocator_of(device).set_limit(bytes);
+}
+std::string memory_snapshot(Device device) {
+  return allocator_of(device).snapshot();
+}
+
+std::string format_bytes(std::size_t bytes) {
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  while (value >= 1024) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace tapedeck
