@@ -7,6 +7,32 @@ function(tapedeck_sources folder)
   endforeach()
 endfunction()
 
+# tapedeck_micro_kernels(<source>): compiles the source once for each instruction set that this
+# architecture may have, with TAPEDECK_MICRO_ISA naming it, and adds all of them to the library. Only these
+# files may fuse multiplications and additions.
+function(tapedeck_micro_kernels source)
+  set(flags_baseline "")
+  set(flags_avx2 -mavx2 -mfma)
+  set(flags_avx512 -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma)
+  set(isas baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+    list(APPEND isas avx2 avx512)
+    target_compile_definitions(tapedeck PRIVATE TAPEDECK_MICRO_X86)
+  endif()
+  foreach(isa IN LISTS isas)
+    set(target tapedeck_micro_${isa})
+    add_library(${target} OBJECT ${PROJECT_SOURCE_DIR}/${source})
+    target_compile_features(${target} PRIVATE cxx_std_20)
+    set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
+    target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa})
+    target_compile_options(${target} PRIVATE ${flags_${isa}} -ffp-contract=fast -fno-trapping-math
+      -fno-math-errno)
+    tapedeck_warnings(${target})
+    target_sources(tapedeck PRIVATE $<TARGET_OBJECTS:${target}>)
+  endforeach()
+endfunction()
+
 # The warnings of our own code; nothing of this reaches a consumer.
 function(tapedeck_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)

@@ -14,7 +14,7 @@ InstructionSet detect() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return InstructionSet::avx512;
   }
-  if (__builtin_cpu_supports("avx2")) return InstructionSet::avx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::avx2;
 #endif
   return InstructionSet::baseline;
 }

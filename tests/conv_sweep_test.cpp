@@ -106,6 +106,12 @@ TEST(ConvSweep, TransposedAtTheEdges) {
 TEST(ConvSweep, TransposedWithBlocks) {
   sweep(2, 1000, 12, 24, check_transposed);
 }
+TEST(ConvSweep, TransposedWithPanels) {
+  sweep(5, 100, 5, 90, check_transposed);
+}
+TEST(ConvSweep, PlainWithPanels) {
+  sweep(6, 100, 5, 90, check_plain);
+}
 TEST(ConvSweep, PlainAtTheEdges) {
   sweep(3, 19000, 6, 3, check_plain);
 }

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
@@ -35,14 +36,40 @@ ConvAlgorithm conv_algorithm() {
 
 namespace cpu {
 
+namespace {
+
+/// Calls f with float or double tensors: half types are computed in float32.
+template <class F>
+void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& out, F f) {
+  if (out.dtype() == DType::float64) return f.template operator()<double>(a, b, bias, out);
+  if (out.dtype() == DType::float32) return f.template operator()<float>(a, b, bias, out);
+  const Tensor wide = Tensor::empty(out.shape(), {DType::float32, out.device(), out.layout()});
+  f.template operator()<float>(a.to(DType::float32), b.to(DType::float32),
+                               bias.defined() ? bias.to(DType::float32) : Tensor(), wide);
+  out.copy_(wide);
+}
+
+void convolve(Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from, const Tensor& w,
+              const Tensor& bias, const Tensor& to) {
+  const ConvMap map(g, direction);
+  in_computing_type(from, w, bias, to,
+                    [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
+                      dense<T>(map, a, b, start, out);
+                    });
+}
+
+}  // namespace
+
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
-  reference::conv_transpose2d(g, x, w, bias, y);
+  if (conv_algorithm() == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
+  convolve(Direction::transposed, g, x, w, bias, y);
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x) {
-  reference::conv2d(g, y, w, bias, x);
+  if (conv_algorithm() == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
+  convolve(Direction::plain, g, y, w, bias, x);
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

@@ -8,6 +8,7 @@
 
 #include <tapedeck/core/op.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
+#include <tapedeck/ops/reduce.h>
 
 namespace tapedeck::detail {
 
@@ -24,7 +25,9 @@ Variable plain(const ConvCall& call, const Variable& y, const Variable& w, const
 Variable correlation(const ConvCall& call, const Variable& x, const Variable& y);
 
 /// The sum of x [n,c,h,w] or [c,h,w] over all but its channels: a bias's gradient.
-Variable channel_sum(const Variable& x);
+inline Variable channel_sum(const Variable& x) {
+  return x.rank() == 4 ? sum(x, {0, 2, 3}) : sum(x, {1, 2});
+}
 
 /// x as images [n,c,h,w] in the layout.
 inline Tensor images(const Tensor& x, Layout layout) {

@@ -1,5 +1,6 @@
 // Which kernel computes the convolution family on the CPU.
 //
+// dense       (dense.cpp) conv_transpose2d and conv2d: windows of channels-last pixels times packed weights.
 // reference   the definition, one output at a time, for every dtype and layout. Slow; what the others are
 //             tested against and timed beside.
 //
@@ -29,13 +30,5 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
             const Tensor& x);
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 }  // namespace cpu::reference
-
-namespace cpu {
-/// out[c] = the sum of x [n,c,h,w] over n, h and w.
-void channel_sum(const Tensor& x, const Tensor& out);
-}  // namespace cpu
-namespace cu {
-void channel_sum(const Tensor& x, const Tensor& out);
-}  // namespace cu
 
 }  // namespace tapedeck

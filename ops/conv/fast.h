@@ -1,0 +1,12 @@
+// The fast kernels of the family, for float and double; kernels.h says which is taken when.
+#pragma once
+
+#include <tapedeck/ops/conv/plan.h>
+
+namespace tapedeck::cpu {
+
+/// dense.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
+template <class T>
+void dense(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
+
+}  // namespace tapedeck::cpu

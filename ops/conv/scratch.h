@@ -1,0 +1,68 @@
+// Working memory and channels-last copies for the convolution kernels.
+#pragma once
+
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/micro/kernels.h>
+
+namespace tapedeck::cpu {
+
+/// Uninitialised elements from the CPU's allocator.
+template <class T>
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(std::int64_t count) : tensor_(Tensor::empty({count}, {dtype_of<T>})) {}
+  T* data() const { return tensor_.template data<T>(); }
+
+ private:
+  Tensor tensor_;
+};
+
+/// Images as kernels read them, the channels of a pixel side by side: pixel (n,h,w) is at
+/// data + n*image_step + h*h_step + w*w_step.
+template <class T>
+struct Pixels {
+  const T* data = nullptr;
+  std::int64_t image_step = 0, h_step = 0, w_step = 0;
+};
+
+/// The steps of a tensor [n,c,h,w] that is nhwc already.
+template <class T>
+Pixels<T> pixels_of(const Tensor& nhwc) {
+  const std::int64_t c = nhwc.size(1), h = nhwc.size(2), w = nhwc.size(3);
+  return {nhwc.data<T>(), h * w * c, w * c, c};
+}
+
+/// Copies images [begin, end) of a tensor of either layout to `to`, whose steps are those of `like`; channels
+/// c to `padded` become zeros.
+template <class T>
+void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
+                 std::int64_t padded, T* to) {
+  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3), count = c * h * w;
+  const T* from = images.data<T>();
+  const bool planar = images.layout() == Layout::nchw;
+  const auto& kernels = micro::kernels<T>();
+  // Rows of an image that are copied at once: whole planes have equal steps in both axes.
+  const bool whole = like.h_step == w * like.w_step;
+  const std::int64_t band = whole ? std::min<std::int64_t>(h, (63 + w) / w) : 1,
+                     bands = (h + band - 1) / band;
+  parallel_for((end - begin) * bands, 1 + (1 << 14) / (c * band * w),
+               [&](std::int64_t first, std::int64_t last) {
+                 for (std::int64_t i = first; i < last; ++i) {
+                   const std::int64_t n = i / bands, row = i % bands * band, rows = std::min(band, h - row);
+                   T* out = to + n * like.image_step + row * like.h_step;
+                   const T* in = from + (begin + n) * count + row * w * (planar ? 1 : c);
+                   if (planar) {
+                     kernels.transpose({in, h * w, c, rows * w, out, like.w_step, nullptr});
+                   }
+                   for (std::int64_t p = 0; p < rows * w; ++p) {
+                     T* pixel = out + p * like.w_step;
+                     if (!planar) std::copy(in + p * c, in + (p + 1) * c, pixel);
+                     std::fill(pixel + c, pixel + padded, T(0));
+                   }
+                 }
+               });
+}
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,96 @@
+// The inner loops of the dense operations, compiled once for each instruction set.
+//
+// The loops are written with the compiler's vector types in ops/micro/*.inl, which kernels.cpp includes.
+// CMake compiles that file once for each instruction set into a namespace of its own (see
+// tapedeck_micro_kernels), and kernels() chooses when it is called. Such a file includes this header and
+// nothing of the library or the standard's templates: an inline function compiled for AVX-512 there could be
+// the copy that the linker keeps for everybody. Unlike the loops of core/simd.h, multiplications and
+// additions are fused where the instruction set can, so results differ between instruction sets in the last
+// bits; on one machine they do not depend on anything but the arguments.
+//
+// All sizes and steps count elements. Matrices are given by a pointer and the step between rows; what runs
+// along a row is contiguous. A panel is a matrix of `vectors * lanes` columns whose rows lie densely one
+// after the other: `lanes` is the width of a vector register.
+#pragma once
+
+#include <cstdint>
+
+namespace tapedeck::micro {
+
+/// A stretch of a contraction: elements a, a+1, ... of a row of A meet rows b/width, b/width + 1, ... of a
+/// panel of that width.
+struct Run {
+  std::int64_t a, b, length;
+};
+
+/// C[m,:] = start + the sum over runs and k of A[m, run.a + k] * panel[run.b/width + k, :] for m < rows.
+/// Everything a convolution or a matrix product does with packed weights.
+template <class T>
+struct Rows {
+  const T* a;
+  std::int64_t a_step;
+  const T* panel;
+  const Run* runs;
+  std::int64_t run_count;
+  const T* start;   // a row as wide as the panel, or null for zeros
+  bool accumulate;  // start from C instead
+  T* c;
+  std::int64_t c_step;
+  std::int64_t rows;
+  std::int64_t columns;  // of C; the panel has as many vectors as these need
+};
+
+/// C[m,:] += the sum over i, j, k of A[i,j,k,m] * B[i,j,k,:] for m < rows, where A[i,j,k,m] is
+/// a[i*a_step[0] + j*a_step[1] + k*a_step[2] + m], and B likewise; C has `vectors` whole vectors in a row.
+template <class T>
+struct Outer {
+  const T* a;
+  const T* b;
+  std::int64_t counts[3], a_step[3], b_step[3];
+  T* c;
+  std::int64_t c_step;
+  std::int64_t rows;
+  std::int64_t vectors;  // at most max_vectors
+};
+
+/// out[offset(j) + i] = in[i*in_step + j] for i < rows, j < columns; offset(j) is offsets[j], or
+/// j*out_step where offsets is null.
+template <class T>
+struct Transpose {
+  const T* in;
+  std::int64_t in_step;
+  std::int64_t rows, columns;
+  T* out;
+  std::int64_t out_step;
+  const std::int64_t* offsets;
+};
+
+template <class T>
+struct Kernels {
+  std::int64_t lanes;
+  std::int64_t max_vectors;   // of a panel
+  std::int64_t tile_rows[5];  // of the largest tile, for panels of so many vectors
+  void (*rows)(const Rows<T>&);
+  void (*outer)(const Outer<T>&);
+  void (*transpose)(const Transpose<T>&);
+};
+
+/// The kernels for the instruction set of core/simd.h; T is float or double.
+template <class T>
+const Kernels<T>& kernels();
+
+// One pair for each instruction set that the build knows.
+namespace baseline {
+extern const Kernels<float> kernels32;
+extern const Kernels<double> kernels64;
+}  // namespace baseline
+namespace avx2 {
+extern const Kernels<float> kernels32;
+extern const Kernels<double> kernels64;
+}  // namespace avx2
+namespace avx512 {
+extern const Kernels<float> kernels32;
+extern const Kernels<double> kernels64;
+}  // namespace avx512
+
+}  // namespace tapedeck::micro

@@ -1,0 +1,59 @@
+// Transposes in blocks of B x B registers' elements: log2(B) rounds of interleaving rows i and i + B/2.
+
+template <class T>
+constexpr int kBlock = (TAPEDECK_MICRO_BYTES < 32 ? TAPEDECK_MICRO_BYTES : 32) / sizeof(T);
+
+template <class V>
+inline void interleave(V a, V b, V& low, V& high) {
+  if constexpr (sizeof(V) / sizeof(a[0]) == 8) {
+    low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  } else if constexpr (sizeof(V) / sizeof(a[0]) == 4) {
+    low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  } else {
+    low = __builtin_shufflevector(a, b, 0, 2);
+    high = __builtin_shufflevector(a, b, 1, 3);
+  }
+}
+
+template <class T, class Offset>
+inline void transpose_block(const Transpose<T>& t, std::int64_t i0, std::int64_t j0, Offset offset) {
+  constexpr int B = kBlock<T>;
+  using Types = VectorOf<T, B * sizeof(T)>;
+  typename Types::type x[B], next[B];
+  TAPEDECK_UNROLL for (int i = 0; i < B; ++i) {
+    x[i] = *reinterpret_cast<const typename Types::unaligned*>(t.in + (i0 + i) * t.in_step + j0);
+  }
+  TAPEDECK_UNROLL for (int round = 1; round < B; round *= 2) {
+    TAPEDECK_UNROLL for (int i = 0; i < B / 2; ++i)
+        interleave(x[i], x[i + B / 2], next[2 * i], next[2 * i + 1]);
+    TAPEDECK_UNROLL for (int i = 0; i < B; ++i) x[i] = next[i];
+  }
+  TAPEDECK_UNROLL for (int j = 0; j < B; ++j) {
+    *reinterpret_cast<typename Types::unaligned*>(t.out + offset(j0 + j) + i0) = x[j];
+  }
+}
+
+template <class T, class Offset>
+inline void transpose_all(const Transpose<T>& t, Offset offset) {
+  constexpr int B = kBlock<T>;
+  const std::int64_t rows = t.rows / B * B, columns = t.columns / B * B;
+  for (std::int64_t j = 0; j < columns; j += B) {
+    for (std::int64_t i = 0; i < rows; i += B) transpose_block(t, i, j, offset);
+  }
+  for (std::int64_t j = 0; j < t.columns; ++j) {
+    const T* from = t.in + j;
+    T* to = t.out + offset(j);
+    for (std::int64_t i = j < columns ? rows : 0; i < t.rows; ++i) to[i] = from[i * t.in_step];
+  }
+}
+
+template <class T>
+void transpose(const Transpose<T>& t) {
+  if (t.offsets != nullptr) {
+    transpose_all(t, [&](std::int64_t j) { return t.offsets[j]; });
+  } else {
+    transpose_all(t, [&](std::int64_t j) { return j * t.out_step; });
+  }
+}

@@ -1,0 +1,90 @@
+// Vector registers of the instruction set that this is compiled for.
+
+// TAPEDECK_MICRO_BYTES and TAPEDECK_MICRO_REGISTERS: width and number of the vector registers.
+#if defined(__AVX512F__)
+#define TAPEDECK_MICRO_BYTES 64
+#define TAPEDECK_MICRO_REGISTERS 32
+#elif defined(__AVX2__)
+#define TAPEDECK_MICRO_BYTES 32
+#define TAPEDECK_MICRO_REGISTERS 16
+#elif defined(__aarch64__)
+#define TAPEDECK_MICRO_BYTES 16
+#define TAPEDECK_MICRO_REGISTERS 32
+#else
+#define TAPEDECK_MICRO_BYTES 16
+#define TAPEDECK_MICRO_REGISTERS 16
+#endif
+
+// Loops over registers must be unrolled whole, or the registers become memory.
+#define TAPEDECK_UNROLL _Pragma("GCC unroll 16")
+
+template <class T, int Bytes = TAPEDECK_MICRO_BYTES>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(Bytes)));
+  typedef T unaligned __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+constexpr int kLanes = TAPEDECK_MICRO_BYTES / sizeof(T);
+
+template <class T>
+inline Vector<T> load(const T* from) {
+  return *reinterpret_cast<const typename VectorOf<T>::unaligned*>(from);
+}
+template <class T>
+inline void store(T* to, Vector<T> v) {
+  *reinterpret_cast<typename VectorOf<T>::unaligned*>(to) = v;
+}
+/// The first n elements, n <= kLanes<T>; the others are zeros.
+template <class T>
+inline Vector<T> load(const T* from, std::int64_t n) {
+  if (n == kLanes<T>) return load(from);
+  T values[kLanes<T>] = {};
+  for (std::int64_t i = 0; i < n; ++i) values[i] = from[i];
+  return load(values);
+}
+template <class T>
+inline void store(T* to, Vector<T> v, std::int64_t n) {
+  if (n == kLanes<T>) return store(to, v);
+  T values[kLanes<T>];
+  store(values, v);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = values[i];
+}
+template <class T>
+inline Vector<T> broadcast(T x) {
+  return x - Vector<T>{};
+}
+
+/// Rows of the largest tile of accumulators that fits the registers beside a panel row of V vectors.
+template <int V>
+constexpr int kTileRows = TAPEDECK_MICRO_REGISTERS == 32 ? (V == 4 ? 6 : 8)
+                                                         : (V == 3   ? 4
+                                                            : V == 2 ? 6
+                                                                     : 8);
+constexpr int kMaxVectors = TAPEDECK_MICRO_REGISTERS == 32 ? 4 : 3;
+
+/// Calls f.template operator()<V>() for the V that equals v, 1 <= v <= Max.
+template <int Max, class F>
+inline void with_constant(std::int64_t v, F f) {
+  if constexpr (Max == 1) {
+    f.template operator()<1>();
+  } else if (v == Max) {
+    f.template operator()<Max>();
+  } else {
+    with_constant<Max - 1>(v, f);
+  }
+}
+
+/// Calls f.template operator()<M>(first) for tiles of M rows from `first` on that cover [0, rows); their
+/// sizes differ by one at most, so that none is too small to keep the multipliers busy.
+template <int MaxRows, class F>
+inline void for_each_tile(std::int64_t rows, F f) {
+  const std::int64_t tiles = (rows + MaxRows - 1) / MaxRows;
+  for (std::int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+    const std::int64_t size = (rows - first + tiles - tile - 1) / (tiles - tile);
+    with_constant<MaxRows>(size, [&]<int M>() { f.template operator()<M>(first); });
+    first += size;
+  }
+}
