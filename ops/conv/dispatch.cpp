@@ -74,7 +74,11 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  reference::weight_grad(g, x, y, w);
+  if (conv_algorithm() == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
+  in_computing_type(x, y, {}, w,
+                    [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
+                      weight_grad<T>(g, a, b, out);
+                    });
 }
 
 }  // namespace cpu

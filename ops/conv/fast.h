@@ -9,4 +9,8 @@ namespace tapedeck::cpu {
 template <class T>
 void dense(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
 
+/// weight_grad.cpp. Any layouts of x and y; w row-major.
+template <class T>
+void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+
 }  // namespace tapedeck::cpu
