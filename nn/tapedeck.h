@@ -34,7 +34,10 @@
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/elementwise.h>
+#include <tapedeck/ops/dropout.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/matmul.h>
+#include <tapedeck/ops/pool.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>
+#include <tapedeck/ops/upsample.h>

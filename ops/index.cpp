@@ -4,6 +4,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/convert.h>
+#include <tapedeck/ops/axis.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/shape.h>
 #include <tapedeck/ops/strided.h>
@@ -155,15 +156,6 @@ namespace cpu {
 
 namespace {
 
-/// A tensor's memory as [outer, size, inner] around one dimension.
-struct Around {
-  std::int64_t outer, size, inner;
-
-  Around(const Tensor& x, int dim) : size(x.size(dim)), inner(x.strides()[dim]) {
-    outer = x.count() == 0 ? 0 : x.count() / (size * inner);
-  }
-};
-
 Strides strides_of(const Tensor& x) {
   Strides strides{};
   const auto own = x.strides();
@@ -174,7 +166,7 @@ Strides strides_of(const Tensor& x) {
 }  // namespace
 
 void index_select(const Tensor& x, int dim, const Tensor& index, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const Axis from = Axis::of(x, dim), to = Axis::of(out, dim);
   const std::int64_t* rows = index.data<std::int64_t>();
   visit(out.dtype(), [&]<class T>() {
     const T* in = x.data<T>();
@@ -191,7 +183,7 @@ void index_select(const Tensor& x, int dim, const Tensor& index, const Tensor& o
 
 // Each destination row gathers its sources, in the order of the index.
 void index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& out) {
-  const Around from(x, dim), to(out, dim);
+  const Axis from = Axis::of(x, dim), to = Axis::of(out, dim);
   const std::int64_t* rows = index.data<std::int64_t>();
   // sources[starts[r]] ... before starts[r + 1]: where r stands in the index, ascending.
   std::vector<std::int64_t> starts(static_cast<std::size_t>(to.size) + 1),
