@@ -8,6 +8,7 @@
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/random.h>
 #include <tapedeck/core/simd.h>
+#include <tapedeck/nn/activation.h>
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/data/dataset.h>
 #include <tapedeck/nn/data/file.h>
@@ -22,9 +23,11 @@
 #include <tapedeck/nn/data/sprites.h>
 #include <tapedeck/nn/init.h>
 #include <tapedeck/nn/linear.h>
+#include <tapedeck/nn/loss.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/nn/optim/adam.h>
 #include <tapedeck/nn/optim/average.h>
+#include <tapedeck/nn/optim/clip.h>
 #include <tapedeck/nn/optim/rmsprop.h>
 #include <tapedeck/nn/optim/scheduler.h>
 #include <tapedeck/nn/optim/sgd.h>
