@@ -58,7 +58,6 @@ TEST(Npy, WritesTheSameBytesAsNumpy) {
 
 TEST(Npy, WritesEveryRankLayoutAndHalfTypes) {
   const TemporaryFolder folder;
-  Shape shape;
   for (int rank = 0; rank <= Shape::kMaxRank; ++rank) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(rank), 1);
     if (rank > 0) sizes[0] = 3;

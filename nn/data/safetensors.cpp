@@ -188,16 +188,16 @@ StateDict decode(Bytes bytes, Metadata* metadata) {
   const Json header = parse_json(text);
   Metadata read_metadata;
   std::vector<Entry> entries;
-  for (const auto& [name, value] : header.items()) {
-    if (name == kMetadata) {
-      check(value.is_object(), kMetadata, " is not an object");
-      for (const auto& [key, entry] : value.items()) {
-        check(entry.is_string(), kMetadata, " has \"", key, "\", which is not a string");
-        read_metadata[key] = entry.get<std::string>();
+  for (const auto& item : header.items()) {
+    if (item.key() == kMetadata) {
+      check(item.value().is_object(), kMetadata, " is not an object");
+      for (const auto& [key, text_value] : item.value().items()) {
+        check(text_value.is_string(), kMetadata, " has \"", key, "\", which is not a string");
+        read_metadata[key] = text_value.get<std::string>();
       }
     } else {
-      entries.push_back(
-          detail::naming(concat("tensor \"", name, "\""), [&] { return parse_entry(name, value); }));
+      entries.push_back(detail::naming(concat("tensor \"", item.key(), "\""),
+                                       [&] { return parse_entry(item.key(), item.value()); }));
     }
   }
   sort_and_check(entries, bytes.size());

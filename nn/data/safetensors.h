@@ -17,8 +17,8 @@ using nn::StateDict;
 using Metadata = std::map<std::string, std::string>;
 
 /// Writes `tensors` to a file that appears whole or not at all; on any device, in any layout. Equal to
-/// the byte to what the Python package writes for the same tensors. Throws Error for a name that is
-/// given twice, not UTF-8, or "__metadata__".
+/// the byte to what the Python package writes for the same tensors (which keeps no order of metadata). Throws
+/// Error for a name that is given twice, not UTF-8, or "__metadata__".
 void save_safetensors(const std::string& path, const StateDict& tensors, const Metadata& metadata = {});
 
 /// Reads a file, also one that PyTorch saved a module's state_dict to; the tensors come in the order of

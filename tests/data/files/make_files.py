@@ -5,6 +5,7 @@ They come from the programs whose formats Tapedeck promises to read, at the vers
 numpy 2.4.6, safetensors 0.8.0, torch 2.15.0, pillow 13.0.0. PNGs are put together here, so that every
 colour type, depth and interlacing occurs with samples that the tests can compute.
 """
+import gzip
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
+
+
+def idx():
+    """Two images of each element type, and the first also gzipped."""
+    for code, dtype in [(8, ">u1"), (9, ">i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")]:
+        a = (np.arange(12) - (0 if code == 8 else 6)).reshape(2, 3, 2).astype(dtype)
+        data = struct.pack(">BBBBIII", 0, 0, code, 3, *a.shape) + a.tobytes()
+        (HERE / f"type{code}.idx").write_bytes(data)
+        if code == 8:
+            (HERE / "type8.idx.gz").write_bytes(gzip.compress(data, mtime=0))
 
 
 def npy():
@@ -46,7 +57,7 @@ def safetensors():
             'quote " é': torch.ones(1),
         },
         HERE / "kept_types.safetensors",
-        {"epoch": "3", "note": 'a "quoted"\nline'},
+        {"note": 'a "quoted"\nline'},  # one entry: the package writes several in no fixed order
     )
     save_file(
         {
@@ -151,6 +162,7 @@ def resized():
         np.save(HERE / f"resize_{h}x{w}.npy", out.numpy())
 
 
+idx()
 npy()
 safetensors()
 pngs()
