@@ -1,11 +1,20 @@
+// How it works: the calling thread writes the job, raises each needed worker's counter and runs the first
+// share itself. A worker sleeps on its own counter, so only as many are woken as have a share. Nobody
+// spins: with other programs on the machine, waiting threads then took the time of those that work
+// (an empty parallel_for on two busy cores: 4 us without spinning, 45 us with 20 us of it).
 #include <tapedeck/core/parallel.h>
 
+#include <pthread.h>
+
 #include <algorithm>
-#include <condition_variable>
+#include <atomic>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,116 +25,158 @@ namespace tapedeck {
 
 namespace {
 
+constexpr int kMaxThreads = 1024;
+
 thread_local bool inside = false;  // this thread runs a body already
 
-/// Threads that wait for a job and run their share of it: share i of n is the i-th nearly equal part.
-class Pool {
- public:
-  explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
-  }
+/// Share i of n is the i-th nearly equal part.
+struct Job {
+  std::int64_t count = 0;
+  int shares = 0;
+  void (*body)(void*, std::int64_t, std::int64_t) = nullptr;
+  void* state = nullptr;
+};
 
-  ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    start_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
-
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
-
-  void run(std::int64_t count, int shares, void (*body)(void*, std::int64_t, std::int64_t), void* state) {
-    std::lock_guard one_job(job_mutex_);
-    {
-      std::lock_guard lock(mutex_);
-      job_ = {count, shares, body, state};
-      pending_ = threads() - 1;
-      error_ = nullptr;
-      ++generation_;
-    }
-    start_.notify_all();
-    share(job_, 0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return pending_ == 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
-
- private:
-  struct Job {
-    std::int64_t count = 0;
-    int shares = 0;
-    void (*body)(void*, std::int64_t, std::int64_t) = nullptr;
-    void* state = nullptr;
+/// What the threads of a pool share. They are detached and hold it alive, so that nothing waits for them:
+/// neither at the end of the program nor when another pool takes over.
+struct Team {
+  struct alignas(64) Counter {
+    std::atomic<std::uint32_t> jobs = 0;  // given to this worker so far
   };
 
-  void share(const Job& job, int i) {
-    if (i >= job.shares) return;
+  explicit Team(int threads) : counters(static_cast<std::size_t>(threads)) {}
+
+  void run_share(int i) {
     const std::int64_t each = job.count / job.shares, rest = job.count % job.shares;
     const std::int64_t begin = i * each + std::min<std::int64_t>(i, rest);
     inside = true;
     try {
       job.body(job.state, begin, begin + each + (i < rest ? 1 : 0));
     } catch (...) {
-      std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
+      const std::lock_guard lock(error_mutex);
+      if (!error || i < error_share) {  // of several the first share's, as without threads
+        error = std::current_exception();
+        error_share = i;
+      }
     }
     inside = false;
   }
 
   void work(int i) {
-    std::uint64_t seen = 0;
-    for (;;) {
-      Job job;
-      {
-        std::unique_lock lock(mutex_);
-        start_.wait(lock, [&] { return stop_ || generation_ != seen; });
-        if (stop_) return;
-        seen = generation_;
-        job = job_;
-      }
-      share(job, i);
-      std::lock_guard lock(mutex_);
-      if (--pending_ == 0) done_.notify_one();
+    auto& jobs = counters[static_cast<std::size_t>(i)].jobs;
+    for (std::uint32_t seen = 0;; ++seen) {
+      jobs.wait(seen);
+      if (stop) return;
+      run_share(i);
+      if (pending.fetch_sub(1) == 1) pending.notify_one();
     }
   }
 
-  std::vector<std::thread> workers_;
-  std::mutex job_mutex_, mutex_;
-  std::condition_variable start_, done_;
-  Job job_;
-  std::exception_ptr error_;
-  std::uint64_t generation_ = 0;
-  int pending_ = 0;
-  bool stop_ = false;
+  void wake(int i) {
+    auto& jobs = counters[static_cast<std::size_t>(i)].jobs;
+    jobs.fetch_add(1);
+    jobs.notify_one();
+  }
+
+  void run(const Job& next) {
+    const std::lock_guard one_at_a_time(run_mutex);
+    job = next;
+    error = nullptr;
+    pending = static_cast<std::uint32_t>(job.shares - 1);
+    for (int i = 1; i < job.shares; ++i) wake(i);
+    run_share(0);
+    for (std::uint32_t left; (left = pending.load()) != 0;) pending.wait(left);
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
+  }
+
+  std::vector<Counter> counters;  // by worker; the caller's, number 0, is unused
+  std::atomic<std::uint32_t> pending = 0;
+  std::atomic<bool> stop = false;
+  Job job;
+  std::mutex run_mutex, error_mutex;
+  std::exception_ptr error;
+  int error_share = 0;
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads) : team_(std::make_shared<Team>(threads)) {
+    try {
+      for (; started_ < threads; ++started_) {
+        std::thread([team = team_, i = started_] { team->work(i); }).detach();
+      }
+    } catch (const std::system_error& error) {
+      stop();
+      throw Error(concat("threads: ", threads, " could not be started: ", error.what()));
+    }
+  }
+  ~Pool() { stop(); }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return started_; }
+  void run(const Job& job) { team_->run(job); }
+
+ private:
+  void stop() {
+    team_->stop = true;
+    for (int i = 1; i < started_; ++i) team_->wake(i);
+  }
+
+  std::shared_ptr<Team> team_;
+  int started_ = 1;  // the caller is one
 };
 
 int default_threads() {
-  if (const char* text = std::getenv("TAPEDECK_NUM_THREADS")) {
-    const int count = std::atoi(text);
-    check(count >= 1, "TAPEDECK_NUM_THREADS: \"", text, "\" is not a number of threads; legal is 1 or more");
-    return count;
-  }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const char* text = std::getenv("TAPEDECK_NUM_THREADS");
+  if (text == nullptr)
+    return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  int count = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, code] = std::from_chars(text, end, count);
+  check(code == std::errc() && stop == end && count >= 1 && count <= kMaxThreads, "TAPEDECK_NUM_THREADS: \"",
+        text, "\" is not a number of threads; legal is 1 to ", kMaxThreads);
+  return count;
 }
 
-std::mutex pool_mutex;
-std::shared_ptr<Pool> current_pool;  // made at first use, replaced by set_num_threads
+/// The pool of the process: made at first use, replaced by set_num_threads(), and never destroyed, so
+/// that it serves static destructors, too.
+struct Process {
+  std::mutex mutex;
+  std::shared_ptr<Pool> pool;
+  std::vector<std::shared_ptr<Pool>> of_parents;
+};
+
+Process& process() {
+  static Process* const process = [] {
+    static auto* const made = new Process;
+    // A child process has none of the threads, so it starts with no pool. Its parent's is left as it is:
+    // locks in it may be held by threads that the child does not have.
+    pthread_atfork([] { made->mutex.lock(); }, [] { made->mutex.unlock(); },
+                   [] {
+                     made->of_parents.push_back(std::move(made->pool));
+                     made->mutex.unlock();
+                   });
+    return made;
+  }();
+  return *process;
+}
 
 std::shared_ptr<Pool> pool() {
-  std::lock_guard lock(pool_mutex);
-  if (!current_pool) current_pool = std::make_shared<Pool>(default_threads());
-  return current_pool;
+  const std::lock_guard lock(process().mutex);
+  auto& pool = process().pool;
+  if (!pool) pool = std::make_shared<Pool>(default_threads());
+  return pool;
 }
 
 }  // namespace
 
 void set_num_threads(int count) {
-  check(count >= 1, "set_num_threads: count ", count, " is not legal; legal is 1 or more");
+  check(count >= 1 && count <= kMaxThreads, "set_num_threads: count ", count, " is not legal; legal is 1 to ",
+        kMaxThreads);
   auto fresh = std::make_shared<Pool>(count);
-  std::lock_guard lock(pool_mutex);
-  current_pool.swap(fresh);
+  const std::lock_guard lock(process().mutex);
+  process().pool.swap(fresh);
 }
 
 int num_threads() {
@@ -135,19 +186,12 @@ int num_threads() {
 void detail::parallel_for(std::int64_t count, std::int64_t grain,
                           void (*body)(void*, std::int64_t, std::int64_t), void* state) {
   if (count <= 0) return;
-  if (inside || count <= grain) {
-    body(state, 0, count);
-    return;
-  }
+  if (inside || count <= grain) return body(state, 0, count);
   const auto threads = pool();
-  const std::int64_t useful =
-      (count + std::max<std::int64_t>(grain, 1) - 1) / std::max<std::int64_t>(grain, 1);
+  const std::int64_t useful = grain <= 1 ? count : count / grain + (count % grain != 0);
   const int shares = static_cast<int>(std::min<std::int64_t>(threads->threads(), useful));
-  if (shares <= 1) {
-    body(state, 0, count);
-    return;
-  }
-  threads->run(count, shares, body, state);
+  if (shares <= 1) return body(state, 0, count);
+  threads->run({count, shares, body, state});
 }
 
 }  // namespace tapedeck
