@@ -54,7 +54,7 @@ void convolve(Direction direction, const ConvTranspose2dGeometry& g, const Tenso
   const ConvMap map(g, direction);
   in_computing_type(from, w, bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
-                      dense<T>(map, a, b, start, out);
+                      windows<T>(map, a, b, start, out);
                     });
 }
 

@@ -5,9 +5,9 @@
 
 namespace tapedeck::cpu {
 
-/// dense.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
+/// windows.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
 template <class T>
-void dense(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
+void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
 
 /// weight_grad.cpp. Any layouts of x and y; w row-major.
 template <class T>

@@ -1,6 +1,8 @@
 // Which kernel computes the convolution family on the CPU.
 //
-// dense       (dense.cpp) conv_transpose2d and conv2d: windows of channels-last pixels times packed weights.
+// windows     (windows.cpp) conv_transpose2d and conv2d: windows of channels-last pixels times packed
+// weights;
+//             the lanes of vectors are result channels or, where those are few, channels that are read.
 // weight_grad (weight_grad.cpp) the weight gradient: sums of outer products of channels.
 // reference   the definition, one output at a time, for every dtype and layout. Slow; what the others are
 //             tested against and timed beside.

@@ -9,12 +9,21 @@ namespace {
 #include <tapedeck/ops/micro/outer.inl>
 #include <tapedeck/ops/micro/rows.inl>
 #include <tapedeck/ops/micro/transpose.inl>
+
+#include <tapedeck/ops/micro/dots.inl>
 }  // namespace
 
 template <class T>
 constexpr Kernels<T> kKernels = {
-    kLanes<T>, kMaxVectors, {0, kTileRows<1>, kTileRows<2>, kTileRows<3>, kTileRows<4>},
-    rows<T>,   outer<T>,    transpose<T>};
+    .lanes = kLanes<T>,
+    .max_vectors = kMaxVectors,
+    .tile_rows = {0, kTileRows<1>, kTileRows<2>, kTileRows<3>, kTileRows<4>},
+    .max_dots = kMaxDots<T>,
+    .rows = rows<T>,
+    .dots = dots<T>,
+    .outer = outer<T>,
+    .transpose = transpose<T>,
+};
 
 extern const Kernels<float> kernels32 = kKernels<float>;
 extern const Kernels<double> kernels64 = kKernels<double>;

@@ -24,20 +24,22 @@ struct Run {
 };
 
 /// C[m,:] = start + the sum over runs and k of A[m, run.a + k] * panel[run.b/width + k, :] for m < rows.
-/// Everything a convolution or a matrix product does with packed weights.
+/// Everything a convolution or a matrix product does with packed weights. For kernels.dots the panel is
+/// transposed: panel[:, run.b + k], with panel_step between its rows; run lengths are whole vectors.
 template <class T>
 struct Rows {
   const T* a;
   std::int64_t a_step;
   const T* panel;
+  std::int64_t panel_step;  // for dots
   const Run* runs;
   std::int64_t run_count;
   const T* start;   // a row as wide as the panel, or null for zeros
-  bool accumulate;  // start from C instead
+  bool accumulate;  // start from C instead; not for dots
   T* c;
   std::int64_t c_step;
   std::int64_t rows;
-  std::int64_t columns;  // of C; the panel has as many vectors as these need
+  std::int64_t columns;  // of C; the panel has as many vectors as these need. At most max_dots for dots
 };
 
 /// C[m,:] += the sum over i, j, k of A[i,j,k,m] * B[i,j,k,:] for m < rows, where A[i,j,k,m] is
@@ -70,7 +72,9 @@ struct Kernels {
   std::int64_t lanes;
   std::int64_t max_vectors;   // of a panel
   std::int64_t tile_rows[5];  // of the largest tile, for panels of so many vectors
+  std::int64_t max_dots;
   void (*rows)(const Rows<T>&);
+  void (*dots)(const Rows<T>&);
   void (*outer)(const Outer<T>&);
   void (*transpose)(const Transpose<T>&);
 };

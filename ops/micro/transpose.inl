@@ -3,9 +3,13 @@
 template <class T>
 constexpr int kBlock = (TAPEDECK_MICRO_BYTES < 32 ? TAPEDECK_MICRO_BYTES : 32) / sizeof(T);
 
+/// Elements of a and b in turn: a0 b0 a1 b1 ...
 template <class V>
 inline void interleave(V a, V b, V& low, V& high) {
-  if constexpr (sizeof(V) / sizeof(a[0]) == 8) {
+  if constexpr (sizeof(V) / sizeof(a[0]) == 16) {
+    low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  } else if constexpr (sizeof(V) / sizeof(a[0]) == 8) {
     low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
     high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
   } else if constexpr (sizeof(V) / sizeof(a[0]) == 4) {
@@ -39,8 +43,13 @@ template <class T, class Offset>
 inline void transpose_all(const Transpose<T>& t, Offset offset) {
   constexpr int B = kBlock<T>;
   const std::int64_t rows = t.rows / B * B, columns = t.columns / B * B;
-  for (std::int64_t j = 0; j < columns; j += B) {
-    for (std::int64_t i = 0; i < rows; i += B) transpose_block(t, i, j, offset);
+  // Where rows are far apart, a line of each is read whole: at steps of a power of two they would not all
+  // stay in the cache.
+  const std::int64_t step = t.in_step > t.out_step ? 64 / sizeof(T) : B;
+  for (std::int64_t first = 0; first < columns; first += step) {
+    for (std::int64_t i = 0; i < rows; i += B) {
+      for (std::int64_t j = first; j < columns && j < first + step; j += B) transpose_block(t, i, j, offset);
+    }
   }
   for (std::int64_t j = 0; j < t.columns; ++j) {
     const T* from = t.in + j;

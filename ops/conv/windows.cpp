@@ -1,13 +1,15 @@
-// Many channels on both sides: each result pixel's window is a row times packed weights.
+// conv_transpose2d and conv2d: each result pixel's window is a row times packed weights.
 //
 //   to[n,t,p] = bias[t] + sum over slots s and channels f of from[n,f,p's position of s] * w[s,f,t]
 //
 // for both directions of a ConvMap. `from` is read as channels-last pixels (in place, or a copy of a block of
 // images), so the channels of a position are a stretch of memory and a window is a few such runs; nothing is
-// padded, nothing is gathered. The weights are packed once per call into panels of up to max_vectors
-// vectors of result channels, [slot_h][slot_w][f][t], in which the runs of a window are stretches too. A tile
-// of results are pixels with equal slots: neighbours of a phase along w, or, where maps are tiny, the same
-// position of several images. Results of an nchw tensor go through a block in cache and are transposed out.
+// padded, nothing is gathered. A tile of results are pixels with equal slots: neighbours of a phase along w,
+// or, where maps are tiny, the same position of several images. The weights are packed once per call:
+//   wide: panels of up to max_vectors vectors of result channels, [slot_h][slot_w][f][t];
+//   thin: where result channels are too few to fill vectors, [t][slot_h][slot_w][f], f in whole vectors.
+// In both the runs of a window are stretches too. Results of an nchw tensor go through a block in cache and
+// are transposed out.
 //
 // Work is split over panels, images and rows of results, each of which is computed by one thread in one
 // order.
@@ -26,54 +28,59 @@ struct Panel {
   std::int64_t group, channel, columns, width, offset;
 };
 
-std::vector<Panel> panels_of(const ConvMap& map, std::int64_t lanes, std::int64_t max_vectors) {
-  const std::int64_t vectors = (map.to_channels + lanes - 1) / lanes;
-  const std::int64_t count = (vectors + max_vectors - 1) / max_vectors;
+/// Panels of up to `most` units of `unit` channels, as equal as can be.
+std::vector<Panel> panels_of(const ConvMap& map, std::int64_t unit, std::int64_t most, std::int64_t depth) {
+  const std::int64_t units = (map.to_channels + unit - 1) / unit, count = (units + most - 1) / most;
   std::vector<Panel> panels;
   std::int64_t offset = 0;
   for (std::int64_t g = 0; g < map.groups; ++g) {
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t first = vectors * i / count * lanes,
-                         width = vectors * (i + 1) / count * lanes - first;
+      const std::int64_t first = units * i / count * unit, width = units * (i + 1) / count * unit - first;
       panels.push_back({g, first, std::min(width, map.to_channels - first), width, offset});
-      offset += width * map.taps() * map.from_channels;
+      offset += width * map.taps() * depth;
     }
   }
   return panels;
 }
 
 template <class T>
-class Dense {
+class Windows {
  public:
-  Dense(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to)
+  Windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to)
       : map_(map),
         from_(from),
         to_(to),
         kernels_(micro::kernels<T>()),
-        panels_(panels_of(map, kernels_.lanes, kernels_.max_vectors)) {
-    width_ = panels_.back().width;
-    pack(w, bias);
-    tile_ = kernels_.tile_rows[width_ / kernels_.lanes];
-    planar_ = to.layout() == Layout::nchw;
+        thin_(is_thin()),
+        depth_(thin_ ? padded(map.from_channels) : map.from_channels),
+        panels_(thin_ ? panels_of(map, 1, kernels_.max_dots, depth_)
+                      : panels_of(map, kernels_.lanes, kernels_.max_vectors, depth_)),
+        width_(panels_.back().width),
+        tile_(thin_ ? std::min<std::int64_t>(8, kernels_.lanes / width_)
+                    : kernels_.tile_rows[width_ / kernels_.lanes]),
+        planar_(to.layout() == Layout::nchw) {
+    weights_ = Scratch<T>(panels_.back().offset + width_ * map.taps() * depth_);
+    pack(w);
+    pack_bias(bias);
   }
 
   void run() {
-    const bool in_place = from_.layout() == Layout::nhwc;
-    const std::int64_t image = from_.size(1) * from_.size(2) * from_.size(3);
+    const std::int64_t channels = thin_ && map_.groups == 1 ? depth_ : from_.size(1);
+    const bool in_place = from_.layout() == Layout::nhwc && channels == from_.size(1);
+    const std::int64_t image = channels * from_.size(2) * from_.size(3);
     const std::int64_t block =
         in_place ? map_.n : std::clamp<std::int64_t>(kBlockBytes / (image * sizeof(T)), 1, map_.n);
     across_images_ = across_images(block);
-    Scratch<T> copy;
-    if (!in_place) copy = Scratch<T>(block * image);
+    const Scratch<T> copy(in_place ? 0 : block * image);
     for (std::int64_t begin = 0; begin < map_.n; begin += block) {
       const std::int64_t images = std::min(block, map_.n - begin);
       pixels_ = pixels_of<T>(from_);
       if (in_place) {
         pixels_.data += begin * pixels_.image_step;
       } else {
-        const std::int64_t c = from_.size(1), w_step = across_images_ ? images * c : c;
-        pixels_ = {copy.data(), across_images_ ? c : image, from_.size(3) * w_step, w_step};
-        copy_pixels(from_, begin, begin + images, pixels_, c, copy.data());
+        const std::int64_t w_step = across_images_ ? images * channels : channels;
+        pixels_ = {copy.data(), across_images_ ? channels : image, from_.size(3) * w_step, w_step};
+        copy_pixels(from_, begin, begin + images, pixels_, channels, copy.data());
       }
       results(begin, images);
     }
@@ -90,11 +97,38 @@ class Dense {
     return (images + tile_ - 1) / tile_ * map_.w.to * 10 < tiles * images * 9;
   }
 
-  void pack(const Tensor& w, const Tensor& bias) {
-    const std::int64_t taps = map_.taps(), kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
-    const std::int64_t channels = map_.from_channels;
-    weights_ = Scratch<T>(panels_.back().offset + panels_.back().width * taps * channels);
+  std::int64_t padded(std::int64_t channels) const {
+    return (channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
+  }
+  /// Whether result channels leave more lanes empty than the channels that are read.
+  bool is_thin() const {
+    const std::int64_t from = map_.from_channels, to = map_.to_channels;
+    if (to > kernels_.lanes / 3 || (map_.groups > 1 && from % kernels_.lanes != 0)) return false;
+    return to * padded(from) < from * padded(to);
+  }
+
+  /// Where tap k's slot lies in the packed weights, in slots.
+  std::int64_t slot(std::int64_t k) const {
+    const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
+    return map_.h.slot_of_tap[static_cast<std::size_t>(k / kernel_w)] * kernel_w +
+           map_.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
+  }
+
+  void pack(const Tensor& w) {
+    const std::int64_t taps = map_.taps(), channels = map_.from_channels;
     const T* from = w.data<T>();
+    if (thin_) {
+      for (const Panel& p : panels_) {
+        for (std::int64_t i = 0; i < p.columns * taps; ++i) {
+          const std::int64_t t = i / taps, k = i % taps;
+          T* to = weights_.data() + p.offset + (t * taps + slot(k)) * depth_;
+          for (std::int64_t f = 0; f < depth_; ++f) {
+            to[f] = f < channels ? from[map_.weight_index(p.group, f, p.channel + t, k)] : T(0);
+          }
+        }
+      }
+      return;
+    }
     parallel_for(static_cast<std::int64_t>(panels_.size()) * channels, 1 + (1 << 14) / (taps * width_),
                  [&](std::int64_t begin, std::int64_t end) {
                    std::vector<std::int64_t> offsets(static_cast<std::size_t>(taps));
@@ -103,18 +137,18 @@ class Dense {
                      const std::int64_t f = i % channels;
                      T* to = weights_.data() + p.offset + f * p.width;
                      for (std::int64_t k = 0; k < taps; ++k) {
-                       const std::int64_t slot =
-                           map_.h.slot_of_tap[static_cast<std::size_t>(k / kernel_w)] * kernel_w +
-                           map_.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
-                       offsets[static_cast<std::size_t>(k)] = slot * channels * p.width;
-                       std::fill(to + offsets[static_cast<std::size_t>(k)] + p.columns,
-                                 to + offsets[static_cast<std::size_t>(k)] + p.width, T(0));
+                       const std::int64_t at = offsets[static_cast<std::size_t>(k)] =
+                           slot(k) * channels * p.width;
+                       std::fill(to + at + p.columns, to + at + p.width, T(0));
                      }
                      const std::int64_t at = map_.weight_index(p.group, f, p.channel, 0);
                      const std::int64_t next = map_.weight_index(p.group, f, p.channel + 1, 0);
                      kernels_.transpose({from + at, next - at, p.columns, taps, to, 0, offsets.data()});
                    }
                  });
+  }
+
+  void pack_bias(const Tensor& bias) {
     if (!bias.defined()) return;
     const std::int64_t padding = kernels_.lanes * kernels_.max_vectors;
     bias_ = Scratch<T>(bias.count() + padding);
@@ -166,6 +200,9 @@ class Dense {
 
     micro::Rows<T> task{};
     task.panel = weights_.data() + p.offset;
+    task.panel_step = map_.taps() * depth_;
+    const auto kernel = thin_ ? kernels_.dots : kernels_.rows;
+    const std::int64_t slot_step = depth_ * (thin_ ? 1 : p.width);  // between slots of the panel
     task.start = has_bias_ ? bias_.data() + first_channel : nullptr;
     task.columns = p.columns;
     std::vector<micro::Run> runs;
@@ -173,7 +210,7 @@ class Dense {
     for (std::int64_t row = 0; row < item.rows; ++row, out += width * pixel) {
       const Window& h = map_.h.windows[static_cast<std::size_t>(item.row + row)];
       for (const Segment& s : map_.w.segments) {
-        set_runs(h, s.slot, s.slots, p.width, runs);
+        set_runs(h, s.slot, s.slots, slot_step, runs);
         task.runs = runs.data();
         task.run_count = static_cast<std::int64_t>(runs.size());
         task.a = from + h.from * pixels_.h_step + s.from * pixels_.w_step;
@@ -183,7 +220,7 @@ class Dense {
           task.c_step = image;
           task.rows = item.images;
           for (std::int64_t i = 0; i < s.count; ++i) {
-            kernels_.rows(task);
+            kernel(task);
             task.a += s.from_step * pixels_.w_step;
             task.c += s.to_step * pixel;
           }
@@ -191,7 +228,7 @@ class Dense {
           task.a_step = s.from_step * pixels_.w_step;
           task.c_step = s.to_step * pixel;
           task.rows = s.count;
-          kernels_.rows(task);
+          kernel(task);
         }
       }
     }
@@ -204,21 +241,19 @@ class Dense {
   }
 
   /// The runs of a window: one for each row of taps if its channels follow each other, else one a tap.
-  void set_runs(const Window& h, std::int64_t slot, std::int64_t slots, std::int64_t width,
+  void set_runs(const Window& h, std::int64_t slot, std::int64_t slots, std::int64_t slot_step,
                 std::vector<micro::Run>& runs) const {
-    const std::int64_t channels = map_.from_channels, step = map_.w.slot_step * pixels_.w_step;
+    const std::int64_t step = map_.w.slot_step * pixels_.w_step;
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
-    const bool joined = step == channels;
+    const bool joined = step == depth_;
     runs.clear();
     for (std::int64_t i = 0; i < h.slots && slots > 0; ++i) {
       const std::int64_t a = i * map_.h.slot_step * pixels_.h_step;
-      const std::int64_t b = ((h.slot + i) * kernel_w + slot) * channels * width;
+      const std::int64_t b = ((h.slot + i) * kernel_w + slot) * slot_step;
       if (joined) {
-        runs.push_back({a, b, slots * channels});
+        runs.push_back({a, b, slots * depth_});
       } else {
-        for (std::int64_t j = 0; j < slots; ++j) {
-          runs.push_back({a + j * step, b + j * channels * width, channels});
-        }
+        for (std::int64_t j = 0; j < slots; ++j) runs.push_back({a + j * step, b + j * slot_step, depth_});
       }
     }
   }
@@ -226,21 +261,24 @@ class Dense {
   const ConvMap& map_;
   const Tensor &from_, &to_;
   const micro::Kernels<T>& kernels_;
-  std::vector<Panel> panels_;
+  const bool thin_;
+  const std::int64_t depth_;  // channels of a slot of packed weights
+  const std::vector<Panel> panels_;
+  const std::int64_t width_, tile_;  // of the widest panel, and the rows of its tile
+  const bool planar_;
   Scratch<T> weights_, bias_;
-  bool has_bias_ = false, planar_ = false, across_images_ = false;
-  std::int64_t width_ = 0, tile_ = 1;  // of the widest panel
+  bool has_bias_ = false, across_images_ = false;
   Pixels<T> pixels_;
 };
 
 }  // namespace
 
 template <class T>
-void dense(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
-  Dense<T>(map, from, w, bias, to).run();
+void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
+  Windows<T>(map, from, w, bias, to).run();
 }
 
-template void dense<float>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
-template void dense<double>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+template void windows<float>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+template void windows<double>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
 
 }  // namespace tapedeck::cpu
