@@ -36,8 +36,8 @@
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
-#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/dropout.h>
+#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/matmul.h>
 #include <tapedeck/ops/pool.h>
