@@ -44,3 +44,4 @@
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>
 #include <tapedeck/ops/upsample.h>
+#include <tapedeck/ops/softmax.h>

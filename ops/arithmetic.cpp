@@ -54,7 +54,7 @@ struct Div final : Op {
   const char* name() const override { return "div"; }
   Tensors forward(OpContext& c, const Tensors& x) override {
     check_defined(name(), "a", x[0]);
-    check(is_floating(x[0].dtype()), "div: a is ", x[0].dtype(), "; legal are the floating types");
+    check_floating(name(), "a", x[0]);
     c.save_input(1);
     if (c.needs_grad(1)) c.save_output(0);
     return {binary(name(), Arithmetic::div, x)};
@@ -91,7 +91,7 @@ struct Pow final : Op {
   const char* name() const override { return "pow"; }
   Tensors forward(OpContext& c, const Tensors& x) override {
     check_defined(name(), "a", x[0]);
-    check(is_floating(x[0].dtype()), "pow: a is ", x[0].dtype(), "; legal are the floating types");
+    check_floating(name(), "a", x[0]);
     c.save_input(0);
     c.save_input(1);
     if (c.needs_grad(1)) c.save_output(0);

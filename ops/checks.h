@@ -23,6 +23,12 @@ inline void check_same_kind(std::string_view op, std::string_view name_a, const 
         b.device());
 }
 
+/// Throws Error unless `tensor` is of a floating type.
+inline void check_floating(std::string_view op, std::string_view name, const Tensor& tensor) {
+  check(is_floating(tensor.dtype()), op, ": ", name, " is ", tensor.dtype(),
+        "; legal are the floating types");
+}
+
 /// The layout of a result of shape `shape`: nhwc if an operand of that shape is.
 inline Layout broadcast_layout(const Shape& shape, const std::vector<Tensor>& operands) {
   for (const Tensor& x : operands) {

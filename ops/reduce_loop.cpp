@@ -35,14 +35,19 @@ ReducePlan::ReducePlan(const Tensor& x, const Tensor& out) {
   groups = kept.count * tiles;
   const auto fitting = static_cast<std::uint64_t>(std::min(run_rows, kLanes / tile));
   repeats = static_cast<std::int64_t>(std::bit_floor(std::max<std::uint64_t>(1, fitting)));
-  chunk_rows = groups < kEnoughTasks ? std::min(rows, kChunk / tile) : rows;
+  chunk_rows = rows;
+  if (reduced.count > 1 && run_rows * tile >= kLongRun && run_rows >= kLongRun / kLanes) {
+    chunk_rows = std::min(run_rows, kChunk / tile);  // so that x is walked through as it lies in memory
+  } else if (groups < kEnoughTasks) {
+    chunk_rows = std::min(rows, kChunk / tile);
+  }
   chunks = (rows + chunk_rows - 1) / chunk_rows;
 }
 
 ReducePlan::Place ReducePlan::locate(std::int64_t group) const {
-  const std::int64_t column = group % tiles * tile;
+  const std::int64_t outer = tiles == 1 ? group : group / tiles, column = (group - outer * tiles) * tile;
   Place place{column, column * column_stride, std::min(tile, columns - column)};
-  kept.locate(group / tiles, place.x, place.out);
+  kept.locate(outer, place.x, place.out);
   return place;
 }
 

@@ -4,6 +4,9 @@
 // all of float32, stays below 1 unit in the last place for exp and log, 2.5 for the rest and 4.5 for the
 // normal distribution; NaN, infinities and denormals come out as from libm. The polynomials are minimax
 // fits with float32 coefficients. For float64 they are libm's functions.
+//
+// A value is limited once, by one comparison: of two in a row g++ makes three copies of what follows, and
+// a vector pays for all of them.
 #pragma once
 
 #include <bit>
@@ -50,10 +53,8 @@ TAPEDECK_HD inline float expm1_short(float r) {
   return r + r * r * p;
 }
 
-/// exp(x + tail) for a small tail, which keeps what rounding took from x.
+/// exp(x + tail) for |x| < 106 and a small tail, which keeps what rounding took from x.
 TAPEDECK_HD inline float exp_with_tail(float x, float tail) {
-  x = x < -104.f ? -104.f : x;  // 0 from here on
-  x = x > 89.f ? 89.f : x;      // infinity
   const ExpParts parts = exp_parts(x);
   const float p = 1 + expm1_short(parts.r + tail);
   const std::int32_t half = parts.n >> 1;  // two factors, for results that are denormal or infinite
@@ -66,7 +67,8 @@ TAPEDECK_HD inline double exp(double x) {
   return std::exp(x);
 }
 TAPEDECK_HD inline float exp(float x) {
-  return detail::exp_with_tail(x, 0);
+  const float a = std::fabs(x);
+  return detail::exp_with_tail(std::copysign(a > 105 ? 105 : a, x), 0);  // beyond: 0 or infinity
 }
 
 /// exp(x) - 1 for x <= 0.
@@ -171,8 +173,8 @@ TAPEDECK_HD inline Normal<double> normal(double x) {
   return {0.5 * std::erfc(-x * kSqrt1_2), kInvSqrt2Pi * std::exp(-0.5 * x * x)};
 }
 TAPEDECK_HD inline Normal<float> normal(float x) {
-  float a = std::fabs(x);
-  a = a > 14.5f ? 14.5f : a;  // 0 from here on
+  const float distance = std::fabs(x);
+  const float a = distance > 14.5f ? 14.5f : distance;  // 0 from here on
   // exp(-a^2/2), with a^2 in two parts of which the first is exact
   const float high = std::bit_cast<float>(std::bit_cast<std::uint32_t>(a) & 0xfffff000u);
   const float e = detail::exp_with_tail(-0.5f * high * high, -0.5f * (a - high) * (a + high));
@@ -192,7 +194,7 @@ TAPEDECK_HD inline Normal<float> normal(float x) {
   const float tail = e * (p * reciprocal);
   const float near = 0.5f + 0.5f * detail::erf_short(x * static_cast<float>(kSqrt1_2));
   const float far = x < 0 ? tail : 1 - tail;
-  return {a < 0.8f ? near : far, static_cast<float>(kInvSqrt2Pi) * e};
+  return {distance < 0.8f ? near : far, static_cast<float>(kInvSqrt2Pi) * e};
 }
 
 TAPEDECK_HD inline double erf(double x) {

@@ -11,8 +11,7 @@ namespace tapedeck {
 Tensors UnaryOp::forward(OpContext& context, const Tensors& x) {
   check_defined(name_, "x", x[0]);
   const bool integers = formula::visit(call_, []<class F>(const F&) { return formula::takes_integers<F>; });
-  check(integers || is_floating(x[0].dtype()), name_, ": x is ", x[0].dtype(),
-        "; legal are the floating types");
+  if (!integers) check_floating(name_, "x", x[0]);
   if (saved_ == Saved::input) {
     context.save_input(0);
   } else {
