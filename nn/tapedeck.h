@@ -21,6 +21,7 @@
 #include <tapedeck/nn/data/resize.h>
 #include <tapedeck/nn/data/safetensors.h>
 #include <tapedeck/nn/data/sprites.h>
+#include <tapedeck/nn/dropout.h>
 #include <tapedeck/nn/init.h>
 #include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/loss.h>
@@ -31,6 +32,8 @@
 #include <tapedeck/nn/optim/rmsprop.h>
 #include <tapedeck/nn/optim/scheduler.h>
 #include <tapedeck/nn/optim/sgd.h>
+#include <tapedeck/nn/pool.h>
+#include <tapedeck/nn/upsample.h>
 #include <tapedeck/nn/warning.h>
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
