@@ -15,15 +15,17 @@ namespace {
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
 ConvAlgorithm from_environment() {
-  const char* text = std::getenv("TAPEDECK_CONV_ALGORITHM");
-  const std::string_view name = text == nullptr ? "" : text;
-  if (name.empty() || name == "automatic") return ConvAlgorithm::automatic;
-  check(name == "reference", "TAPEDECK_CONV_ALGORITHM: \"", name,
-        "\" is not an algorithm; legal are automatic and reference");
-  return ConvAlgorithm::reference;
+  const char* name = std::getenv("TAPEDECK_CONV_ALGORITHM");
+  return name == nullptr || *name == '\0' ? ConvAlgorithm::automatic : parse_conv_algorithm(name);
 }
 
 }  // namespace
+
+ConvAlgorithm parse_conv_algorithm(std::string_view name) {
+  check(name == "automatic" || name == "reference", "conv algorithm: \"", name,
+        "\" is unknown; legal are automatic and reference");
+  return name == "automatic" ? ConvAlgorithm::automatic : ConvAlgorithm::reference;
+}
 
 void set_conv_algorithm(ConvAlgorithm algorithm) {
   forced = static_cast<int>(algorithm);

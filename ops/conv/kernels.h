@@ -12,6 +12,8 @@
 // reference kernel.
 #pragma once
 
+#include <string_view>
+
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
 
@@ -24,6 +26,8 @@ enum class ConvAlgorithm : std::uint8_t { automatic, reference };
 void set_conv_algorithm(ConvAlgorithm algorithm);
 /// Throws Error when TAPEDECK_CONV_ALGORITHM names none.
 ConvAlgorithm conv_algorithm();
+/// The algorithm of a name. Throws Error for an unknown one.
+ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
 namespace cpu::reference {
 // Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.

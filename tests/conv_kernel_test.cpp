@@ -1,0 +1,186 @@
+// The fast kernels against the reference with real numbers; the same bits for every number of threads; half
+// types; what is written and what is not.
+#include <tapedeck/tapedeck.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "conv_paths.h"
+
+namespace tapedeck::test {
+namespace {
+
+struct Case {
+  const char* name;
+  Shape x, w;
+  ConvTranspose2dOptions options;
+};
+
+/// The shapes of real decoders, with few images, and each special path.
+const Case kCases[] = {
+    {"pixel to map", {6, 50, 1, 1}, {50, 70, 4, 4}, {}},
+    {"tiny map", {19, 48, 4, 4}, {48, 40, 4, 4}, {.stride = 2, .padding = 1}},
+    {"odd map", {9, 33, 7, 7}, {33, 65, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+    {"rows", {2, 32, 9, 40}, {32, 16, 4, 4}, {.stride = 2, .padding = 1}},
+    {"colour", {2, 40, 13, 15}, {40, 3, 4, 4}, {.stride = 2, .padding = 1}},
+    {"grey", {3, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1}},
+    {"from grey", {3, 1, 14, 14}, {1, 20, 3, 3}, {.stride = 2}},
+    {"depthwise", {2, 21, 9, 10}, {21, 1, 4, 3}, {.stride = 2, .padding = 1, .groups = 21}},
+    {"multiplier", {2, 10, 6, 7}, {10, 3, 3, 3}, {.stride = 2, .padding = 1, .groups = 10}},
+    {"narrow groups", {2, 12, 6, 7}, {12, 2, 3, 3}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 4}},
+    {"wide groups", {2, 64, 6, 7}, {64, 20, 3, 5}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 2}},
+    {"empty phases", {2, 20, 7, 6}, {20, 18, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+    {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
+};
+
+struct Results {
+  Tensor y, gx, gw, gb;
+};
+
+Results run(const Case& c, Layout layout, DType dtype) {
+  manual_seed(21);
+  const auto make = [&](const Shape& shape, Layout to) {
+    return Variable::parameter(randn(shape, {.dtype = DType::float64}).to(dtype).to(to));
+  };
+  const Variable x = make(c.x, layout), w = make(c.w, Layout::nchw),
+                 b = make({c.w[1] * c.options.groups}, Layout::nchw);
+  Tape tape;
+  const Variable y = conv_transpose2d(x, w, b, c.options);
+  const Variables g = tape.gradient(y, {x, w, b}, {.gradient = make(y.shape(), layout)});
+  return {y.tensor(), g[0].tensor(), g[1].tensor(), g[2].tensor()};
+}
+
+/// The largest difference in units of the largest value.
+double difference(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double most = 0, scale = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    most = std::isnan(x[i] - y[i]) ? std::numeric_limits<double>::infinity()
+                                   : std::max(most, std::abs(x[i] - y[i]));
+    scale = std::max(scale, std::abs(y[i]));
+  }
+  return most / scale;
+}
+
+TEST(ConvKernels, FastEqualsReference) {
+  for (const Case& c : kCases) {
+    for (DType dtype : {DType::float32, DType::float64}) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        set_conv_algorithm(ConvAlgorithm::reference);
+        const Results expected = run(c, layout, DType::float64);
+        const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
+        const Tensor x = expected.gx;
+        for_each_path([&] {
+          SCOPED_TRACE(std::string(c.name) + " " + to_string(layout) + " " + to_string(dtype));
+          const Results got = run(c, layout, dtype);
+          EXPECT_LT(difference(got.y, expected.y), tolerance);
+          EXPECT_LT(difference(got.gx, expected.gx), tolerance);
+          EXPECT_LT(difference(got.gw, expected.gw), tolerance);
+          EXPECT_LT(difference(got.gb, expected.gb), tolerance);
+        });
+      }
+    }
+  }
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+}
+
+TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
+  const int before = num_threads();
+  for (const Case& c : kCases) {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      set_num_threads(1);
+      const Results one = run(c, layout, DType::float32);
+      for (int threads : {2, 3, 5, 8}) {
+        set_num_threads(threads);
+        const Results many = run(c, layout, DType::float32);
+        EXPECT_TRUE(same_bits(one.y, many.y)) << c.name << " y with " << threads;
+        EXPECT_TRUE(same_bits(one.gx, many.gx)) << c.name << " gx with " << threads;
+        EXPECT_TRUE(same_bits(one.gw, many.gw)) << c.name << " gw with " << threads;
+        EXPECT_TRUE(same_bits(one.gb, many.gb)) << c.name << " gb with " << threads;
+      }
+    }
+  }
+  set_num_threads(before);
+}
+
+TEST(ConvKernels, BothLayoutsAgree) {
+  for (const Case& c : kCases) {
+    const Results a = run(c, Layout::nchw, DType::float32), b = run(c, Layout::nhwc, DType::float32);
+    EXPECT_LT(difference(b.y, a.y), 1e-5) << c.name;
+    EXPECT_LT(difference(b.gw, a.gw), 1e-5) << c.name;
+  }
+}
+
+TEST(ConvKernels, HalfTypesAreSummedInFloat32) {
+  for_each_path([] {
+    for (DType dtype : {DType::bfloat16, DType::float16}) {
+      // 3000 products of 1: a half sum would stop growing at 256 (bfloat16) or 2048 (float16).
+      const Variable x = Variable::parameter(Tensor::ones({1, 3000, 1, 1}, {dtype})),
+                     w = Variable::parameter(Tensor::ones({3000, 2, 1, 1}, {dtype}));
+      Tape tape;
+      const Variable y = conv_transpose2d(x, w);
+      EXPECT_EQ(y.dtype(), dtype);
+      EXPECT_EQ(y.tensor().to_vector<double>(),
+                std::vector<double>(2, Tensor::full({}, 3000, {dtype}).item()));
+      const Variables g = tape.gradient(y, {x, w}, {.gradient = Tensor::ones(y.shape(), {dtype})});
+      EXPECT_EQ(g[0].dtype(), dtype);
+      EXPECT_EQ(g[1].tensor().to_vector<double>(), std::vector<double>(6000, 1.0));
+    }
+  });
+}
+
+/// Hands out memory full of NaNs.
+class PoisonAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes, Stream stream) override {
+    void* memory = below_.allocate(bytes, stream);
+    if (memory != nullptr) std::memset(memory, 0xff, bytes);
+    return memory;
+  }
+  void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
+    below_.deallocate(pointer, bytes, stream);
+  }
+
+ private:
+  Allocator& below_ = Context::current(Device{}).allocator();
+};
+
+TEST(ConvKernels, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
+  PoisonAllocator poison;
+  const Context context(Device{}, nullptr, poison);
+  for (const Case& c : kCases) {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      const Results clean = run(c, layout, DType::float32);
+      const ContextScope scope(context);
+      const Results poisoned = run(c, layout, DType::float32);
+      EXPECT_TRUE(same_bits(clean.y, poisoned.y)) << c.name;
+      EXPECT_TRUE(same_bits(clean.gx, poisoned.gx)) << c.name;
+      EXPECT_TRUE(same_bits(clean.gw, poisoned.gw)) << c.name;
+    }
+  }
+}
+
+TEST(ConvKernels, NotANumberStaysWhereTheKernelReaches) {
+  // Zeros that pad vectors must not meet it, and neighbours in a vector must not see it.
+  for_each_path([] {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      Tensor x = Tensor::ones({1, 5, 3, 3});
+      x.data<float>()[4] = std::numeric_limits<float>::quiet_NaN();  // channel 0, the middle
+      const Variable y = conv_transpose2d(x.to(layout), Tensor::ones({5, 3, 2, 2}), {}, {.stride = 2});
+      const auto v = y.tensor().to_vector<float>();
+      for (std::size_t i = 0; i < v.size(); ++i) {
+        const std::size_t h = i / 6 % 6, w = i % 6;
+        EXPECT_EQ(std::isnan(v[i]), h / 2 == 1 && w / 2 == 1) << i;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tapedeck::test

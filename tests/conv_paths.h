@@ -1,0 +1,44 @@
+// Every way in which this machine can compute a convolution, for tests that must hold on each.
+#pragma once
+
+#include <tapedeck/core/simd.h>
+#include <tapedeck/tapedeck.h>
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include <tapedeck/ops/conv/kernels.h>
+
+namespace tapedeck::test {
+
+/// Calls f on the reference kernels and on the fast ones with each instruction set that the machine has.
+template <class F>
+void for_each_path(F f) {
+  set_conv_algorithm(ConvAlgorithm::reference);
+  {
+    SCOPED_TRACE("reference");
+    f();
+  }
+  set_conv_algorithm(ConvAlgorithm::automatic);
+  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+    limit_instruction_set(set);
+    if (instruction_set() != set) continue;  // the machine has less
+    SCOPED_TRACE(to_string(set));
+    f();
+  }
+  limit_instruction_set(InstructionSet::avx512);
+}
+
+/// The text of the Error that f throws.
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace tapedeck::test
