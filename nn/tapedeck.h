@@ -46,5 +46,5 @@
 #include <tapedeck/ops/pool.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>
-#include <tapedeck/ops/upsample.h>
 #include <tapedeck/ops/softmax.h>
+#include <tapedeck/ops/upsample.h>
