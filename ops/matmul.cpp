@@ -1,10 +1,10 @@
 #include <tapedeck/ops/matmul.h>
 
 #include <tapedeck/core/backend.h>
-#include <tapedeck/core/convert.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/gemm.h>
 #include <tapedeck/ops/shape.h>
 
 namespace tapedeck {
@@ -130,50 +130,23 @@ namespace cpu {
 
 namespace {
 
-template <class T>
-struct Matrix {
-  const T* data;
-  std::int64_t row, column;  // elements between rows and between columns
-};
-
-/// out [m,n] = a [m,k] times b [k,n], plus bias.
-template <class T>
-void product(const Matrix<T>& a, const Matrix<T>& b, const T* bias, std::int64_t m, std::int64_t n,
-             std::int64_t k, T* out) {
-  parallel_for(m, 1 + (1 << 15) / (n * std::max<std::int64_t>(k, 1)),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   T* row = out + i * n;
-                   for (std::int64_t j = 0; j < n; ++j) row[j] = bias != nullptr ? bias[j] : T(0);
-                   for (std::int64_t l = 0; l < k; ++l) {
-                     const T factor = a.data[i * a.row + l * a.column];
-                     const T* from = b.data + l * b.row;
-                     for (std::int64_t j = 0; j < n; ++j) row[j] += factor * from[j * b.column];
-                   }
-                 }
-               });
-}
-
-/// Calls f(offset of a, of b, of out, in matrices) for each matrix of out.
-template <class F>
-void for_each_matrix(const Shape& a, const Shape& b, const Shape& out, F f) {
-  const Shape batches = batch(out);
-  for (std::int64_t i = 0; i < batches.count(); ++i) {
-    std::int64_t rest = i, at_a = 0, at_b = 0, step_a = 1, step_b = 1;
-    for (int d = -3; d >= -out.rank(); --d) {
-      const std::int64_t position = rest % out[d];
-      rest /= out[d];
-      if (-d <= a.rank()) {
-        at_a += a[d] == 1 ? 0 : position * step_a;
-        step_a *= a[d];
-      }
-      if (-d <= b.rank()) {
-        at_b += b[d] == 1 ? 0 : position * step_b;
-        step_b *= b[d];
-      }
+/// The matrices of a and b that make matrix i of out, as numbers of matrices.
+std::pair<std::int64_t, std::int64_t> operands(const Shape& a, const Shape& b, const Shape& out,
+                                               std::int64_t i) {
+  std::int64_t at_a = 0, at_b = 0, step_a = 1, step_b = 1;
+  for (int d = -3; d >= -out.rank(); --d) {
+    const std::int64_t position = i % out[d];
+    i /= out[d];
+    if (-d <= a.rank()) {
+      at_a += a[d] == 1 ? 0 : position * step_a;
+      step_a *= a[d];
     }
-    f(at_a, at_b, i);
+    if (-d <= b.rank()) {
+      at_b += b[d] == 1 ? 0 : position * step_b;
+      step_b *= b[d];
+    }
   }
+  return {at_a, at_b};
 }
 
 }  // namespace
@@ -188,17 +161,22 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
     return;
   }
   const std::int64_t m = out.size(-2), n = out.size(-1), k = a.size(ta == Transpose::no ? -1 : -2);
-  visit_floating("matmul", out.dtype(), [&]<class T>() {
-    if constexpr (!is_half<T>) {
-      const bool na = ta == Transpose::no, nb = tb == Transpose::no;
-      for_each_matrix(
-          a.shape(), b.shape(), out.shape(), [&](std::int64_t at_a, std::int64_t at_b, std::int64_t at_out) {
-            product<T>({a.data<T>() + at_a * m * k, na ? k : 1, na ? 1 : m},
-                       {b.data<T>() + at_b * k * n, nb ? n : 1, nb ? 1 : k},
-                       bias.defined() ? bias.data<T>() : nullptr, m, n, k, out.data<T>() + at_out * m * n);
-          });
-    }
-  });
+  const bool left = ta == Transpose::yes, right = tb == Transpose::yes;
+  const std::int64_t batches = out.count() / (m * n);
+  const auto multiply = [&]<class T>() {
+    // Small products are shared out whole; the product itself shares out large ones.
+    const std::int64_t grain = 1 + (1 << 18) / (m * n * std::max<std::int64_t>(k, 1));
+    parallel_for(batches, m * n * k > (1 << 20) ? batches : grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto [at_a, at_b] = operands(a.shape(), b.shape(), out.shape(), i);
+        gemm<T>(m, n, k, {a.data<T>() + at_a * m * k, left ? m : k, left},
+                {b.data<T>() + at_b * k * n, right ? k : n, right}, bias.defined() ? bias.data<T>() : nullptr,
+                out.data<T>() + i * m * n, n);
+      }
+    });
+  };
+  if (out.dtype() == DType::float64) return multiply.template operator()<double>();
+  multiply.template operator()<float>();
 }
 
 }  // namespace cpu

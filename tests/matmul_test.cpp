@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
+
+#include <tapedeck/core/simd.h>
 
 namespace tapedeck {
 namespace {
@@ -50,6 +53,32 @@ TEST(Matmul, EqualsTheDefinitionForManySizes) {
                      static_cast<std::size_t>(m), static_cast<std::size_t>(k), static_cast<std::size_t>(n),
                      repeat_a, repeat_b))
         << m << "x" << k << "x" << n << " of " << batches;
+  }
+}
+
+TEST(Matmul, EqualsTheDefinitionInBlocks) {
+  const std::int64_t m = 101, k = 1100, n = 150;
+  const Tensor a = integers({m, k}, 1, DType::float32), b = integers({k, n}, 2, DType::float32);
+  const auto expected = define(a.to_vector<double>(), b.to_vector<double>(), 1, 101, 1100, 150, false, false);
+  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+    limit_instruction_set(set);
+    for (int threads : {1, 3}) {
+      set_num_threads(threads);
+      EXPECT_EQ(matmul(a, b).tensor().to_vector<double>(), expected);
+    }
+  }
+}
+
+TEST(Matmul, TransposedFactorsOfEveryShape) {
+  // The gradients multiply with transposed factors: a's is gy b^T, b's is a^T gy.
+  for (const auto& [m, k, n] :
+       {std::array<std::int64_t, 3>{3, 5, 7}, {70, 33, 17}, {17, 600, 40}, {1, 9, 100}}) {
+    const Variable a = Variable::parameter(integers({m, k}, 3)), b = Variable::parameter(integers({k, n}, 4));
+    const Tensor gy = integers({m, n}, 5);
+    Tape tape;
+    const Variables g = tape.gradient(matmul(a, b), {a, b}, {.gradient = gy});
+    EXPECT_EQ(g[0].tensor().to_vector<double>(), matmul(gy, transpose(b, 0, 1)).tensor().to_vector<double>());
+    EXPECT_EQ(g[1].tensor().to_vector<double>(), matmul(transpose(a, 0, 1), gy).tensor().to_vector<double>());
   }
 }
 

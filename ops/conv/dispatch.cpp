@@ -53,10 +53,12 @@ void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, con
 
 void convolve(Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from, const Tensor& w,
               const Tensor& bias, const Tensor& to) {
-  const ConvMap map(g, direction);
   in_computing_type(from, w, bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
-                      windows<T>(map, a, b, start, out);
+                      if (is_matrix(g, direction == Direction::plain ? from : to)) {
+                        return matrix<T>(g, direction, a, b, start, out);
+                      }
+                      windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
 }
 
@@ -79,6 +81,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   if (conv_algorithm() == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
   in_computing_type(x, y, {}, w,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
+                      if (is_matrix(g, y)) return matrix_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
                     });
 }

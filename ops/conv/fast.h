@@ -13,4 +13,12 @@ void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tens
 template <class T>
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
+/// matrix.cpp. Where is_matrix(): one pixel to a map of the kernel's size, y row-major.
+bool is_matrix(const ConvTranspose2dGeometry& g, const Tensor& y);
+template <class T>
+void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+            const Tensor& bias, const Tensor& to);
+template <class T>
+void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+
 }  // namespace tapedeck::cpu

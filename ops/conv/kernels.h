@@ -4,6 +4,7 @@
 // weights;
 //             the lanes of vectors are result channels or, where those are few, channels that are read.
 // weight_grad (weight_grad.cpp) the weight gradient: sums of outer products of channels.
+// matrix      (matrix.cpp) all three, where x is one pixel and y a row-major map of the kernel's size.
 // reference   the definition, one output at a time, for every dtype and layout. Slow; what the others are
 //             tested against and timed beside.
 //

@@ -14,7 +14,8 @@
 #include <algorithm>
 
 #include <tapedeck/ops/conv/fast.h>
-#include <tapedeck/ops/conv/scratch.h>
+#include <tapedeck/ops/conv/pixels.h>
+#include <tapedeck/ops/micro/scratch.h>
 
 namespace tapedeck::cpu {
 

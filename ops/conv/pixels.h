@@ -1,23 +1,13 @@
-// Working memory and channels-last copies for the convolution kernels.
+// Images as the convolution kernels read them: the channels of a pixel side by side.
 #pragma once
+
+#include <algorithm>
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/micro/kernels.h>
 
 namespace tapedeck::cpu {
-
-/// Uninitialised elements from the CPU's allocator.
-template <class T>
-class Scratch {
- public:
-  Scratch() = default;
-  explicit Scratch(std::int64_t count) : tensor_(Tensor::empty({count}, {dtype_of<T>})) {}
-  T* data() const { return tensor_.template data<T>(); }
-
- private:
-  Tensor tensor_;
-};
 
 /// Images as kernels read them, the channels of a pixel side by side: pixel (n,h,w) is at
 /// data + n*image_step + h*h_step + w*w_step.

@@ -1,0 +1,54 @@
+// A map of one pixel that becomes a map as large as the kernel: matrix products with the weight as it stands.
+//
+// With x [n,ci], w [ci,m] and y [n,m], m = co*kh*kw: y = x w + bias, x = y w^T + bias, w = x^T y. No layout
+// is changed and nothing is packed but panels of the matrices.
+#include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/gemm.h>
+#include <tapedeck/ops/micro/scratch.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+bool covers(const ConvAxis& a) {
+  return a.in == 1 && a.padding == 0 && a.out == a.kernel && (a.dilation == 1 || a.kernel == 1);
+}
+
+}  // namespace
+
+bool is_matrix(const ConvTranspose2dGeometry& g, const Tensor& y) {
+  return g.groups == 1 && covers(g.h) && covers(g.w) &&
+         (y.layout() == Layout::nchw || y.size(2) * y.size(3) == 1);
+}
+
+template <class T>
+void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+            const Tensor& bias, const Tensor& to) {
+  const std::int64_t taps = g.h.kernel * g.w.kernel, m = g.co * taps;
+  if (direction == Direction::plain) {
+    gemm<T>(g.n, g.ci, m, {from.data<T>(), m, false}, {w.data<T>(), m, true},
+            bias.defined() ? bias.data<T>() : nullptr, to.data<T>(), g.ci);
+    return;
+  }
+  const Scratch<T> spread(bias.defined() ? m : 0);
+  for (std::int64_t i = 0; bias.defined() && i < m; ++i) spread.data()[i] = bias.data<T>()[i / taps];
+  gemm<T>(g.n, m, g.ci, {from.data<T>(), g.ci, false}, {w.data<T>(), m, false},
+          bias.defined() ? spread.data() : nullptr, to.data<T>(), m);
+}
+
+template <class T>
+void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  const std::int64_t m = g.co * g.h.kernel * g.w.kernel;
+  gemm<T>(g.ci, m, g.n, {x.data<T>(), g.ci, true}, {y.data<T>(), m, false}, nullptr, w.data<T>(), m);
+}
+
+template void matrix<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                            const Tensor&, const Tensor&);
+template void matrix<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                             const Tensor&, const Tensor&);
+template void matrix_weight_grad<float>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
+                                        const Tensor&);
+template void matrix_weight_grad<double>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
+                                         const Tensor&);
+
+}  // namespace tapedeck::cpu
