@@ -1,8 +1,11 @@
 #include <tapedeck/autograd/tape.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
-#include <unordered_set>
+#include <utility>
 
+#include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
 
 namespace tapedeck {
@@ -39,81 +42,103 @@ Variable seed(const Variable& y, const Variable& gradient) {
 
 }  // namespace
 
-void Tape::record(const Record& record) {
+void Tape::record(Record record, const Variables&) {
   for (const auto& output : record.outputs) {
     if (output) producers_[output.get()] = entries_.size();
   }
-  entries_.push_back({record, record.context.saved_bytes()});
+  const std::size_t saved = record.context.saved_bytes();
+  entries_.push_back({std::move(record), saved});
 }
 
-Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, const Variables& wanted) {
-  check(!walking_, "backward: the tape is being walked already");
-  const auto last = producers_.find(y.identity().get());
-  check(y.requires_grad() && last != producers_.end(), "backward: y was not recorded on this tape");
-  const FlagScope walking(walking_);
+void Tape::Sum::add(const Variable& gradient) {
+  if (!value.defined()) {
+    value = gradient;
+  } else if (own && !recording()) {
+    const Tensor& sum = value.tensor();
+    if (sum.count() > 0)
+      TAPEDECK_KERNEL(sum.device(), arithmetic)(Arithmetic::add, sum, gradient.tensor(), sum);
+  } else {
+    value = tapedeck::add(value, gradient);
+    own = true;
+  }
+}
 
-  // With a list of what is wanted, only what lies between it and y is computed.
-  std::unordered_set<const detail::Identity*> reached;
-  const bool all = wanted.empty();
-  if (!all) {
-    for (const Variable& x : wanted) reached.insert(x.identity().get());
-    for (std::size_t i = 0; i <= last->second; ++i) {
-      const Record& record = entries_[i].record;
-      bool any = false;
-      for (const auto& input : record.inputs) any = any || (input && reached.contains(input.get()));
-      for (const auto& output : record.outputs) {
-        if (any && output) reached.insert(output.get());
-      }
+/// What depends on `wanted`, up to entry `last`: only its gradients are needed.
+Tape::Identities Tape::between(const Identities& wanted, std::size_t last) const {
+  Identities reached = wanted;
+  for (std::size_t i = 0; i <= last; ++i) {
+    const Record& record = entries_[i].record;
+    const bool depends = std::any_of(record.inputs.begin(), record.inputs.end(), [&](const auto& input) {
+      return input && reached.contains(input.get());
+    });
+    for (const auto& output : record.outputs) {
+      if (depends && output) reached.insert(output.get());
     }
   }
-  const auto is_wanted = [&](const detail::Identity* identity) {
-    for (const Variable& x : wanted) {
-      if (x.identity().get() == identity) return true;
-    }
-    return false;
-  };
+  return reached;
+}
 
+/// The gradients of an op's outputs, which are complete: hooks see them, and those not wanted are dropped.
+/// None when no output has a gradient.
+Variables Tape::take_output_gradients(const Record& record, Gradients& gradients,
+                                      const Identities& wanted) const {
+  const bool any = std::any_of(record.outputs.begin(), record.outputs.end(), [&](const auto& output) {
+    return output && gradients.contains(output.get());
+  });
+  Variables outputs;
+  for (std::size_t k = 0; any && k < record.outputs.size(); ++k) {
+    const detail::Identity* identity = record.outputs[k].get();
+    const auto found = identity != nullptr ? gradients.find(identity) : gradients.end();
+    if (found == gradients.end()) {
+      outputs.push_back(Tensor::zeros(record.output_shapes[k], record.output_options[k]));
+      continue;
+    }
+    outputs.push_back(found->second.value = run_hooks(*identity, found->second.value));
+    if (!wanted.contains(identity)) gradients.erase(found);
+  }
+  return outputs;
+}
+
+Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, const Identities& wanted) {
+  check(!walking_, "backward: the tape is being walked already");
+  const auto producer = producers_.find(y.identity().get());
+  check(producer != producers_.end(), "backward: y was not recorded on this tape");
+  const FlagScope walking(walking_);
+  const bool all = wanted.empty();
+  const Identities reached = all ? Identities() : between(wanted, producer->second);
   Gradients gradients;
-  gradients[y.identity().get()] = seed(y, options.gradient);
-  for (std::size_t i = last->second + 1; i-- > 0;) {
+  gradients[y.identity().get()].value = seed(y, options.gradient);
+  for (std::size_t i = producer->second + 1; i-- > 0;) {
     Entry& entry = entries_[i];
     Record& record = entry.record;
-    bool used = false, needed = all;
-    for (const auto& output : record.outputs) used = used || (output && gradients.contains(output.get()));
-    for (const auto& input : record.inputs) needed = needed || (input && reached.contains(input.get()));
-    if (!used) continue;
-
-    // The gradients of this op's outputs are complete: hooks may see them.
-    Variables outputs;
-    for (std::size_t k = 0; k < record.outputs.size(); ++k) {
-      const detail::Identity* identity = record.outputs[k].get();
-      const auto found = identity ? gradients.find(identity) : gradients.end();
-      if (found == gradients.end()) {
-        outputs.push_back(Tensor::zeros(record.output_shapes[k], record.output_options[k]));
-        continue;
-      }
-      outputs.push_back(found->second = run_hooks(*identity, found->second));
-      if (!is_wanted(identity)) gradients.erase(found);
+    const Variables outputs = take_output_gradients(record, gradients, wanted);
+    const auto is_needed = [&](std::size_t k) {
+      return record.inputs[k] && (all || reached.contains(record.inputs[k].get()));
+    };
+    bool needed = false, restricted = false;
+    for (std::size_t k = 0; k < record.inputs.size(); ++k) {
+      needed = needed || is_needed(k);
+      restricted = restricted || (record.inputs[k] && !is_needed(k));
     }
-    if (!needed) continue;
+    if (outputs.empty() || !needed) continue;
 
     check(!entry.walked, record.op_name, ": the tape was walked before and what this op saved is gone; pass ",
           "{.retain = true} to the first walk");
-    OpContext context = all ? record.context : record.context.restricted([&](std::size_t k) {
-      return record.inputs[k] && reached.contains(record.inputs[k].get());
-    });
+    const OpContext fewer = restricted ? record.context.restricted(is_needed) : OpContext();
+    const OpContext& context = restricted ? fewer : record.context;
     const auto start = std::chrono::steady_clock::now();
     const Variables results = record.op->backward(context, outputs);
     entry.backward_time = std::chrono::steady_clock::now() - start;
     if (anomaly_mode()) detail::check_finite(record.op_name, "backward", results, record.output_shapes);
-
+    check(results.size() <= record.inputs.size(), record.op_name, ": backward made ", results.size(),
+          " gradients for ", record.inputs.size(), " inputs");
     for (std::size_t k = 0; k < results.size(); ++k) {
       if (!results[k].defined() || !context.needs_grad(k)) continue;
-      check(results[k].shape() == context.input_shape(k), record.op_name,
-            ": backward made a gradient of shape ", results[k].shape(), " for input ", k, " of shape ",
-            context.input_shape(k));
-      Variable& sum = gradients[record.inputs[k].get()];
-      sum = sum.defined() ? add(sum, results[k]) : results[k];
+      const DType dtype = context.input_options(k).dtype;
+      check(results[k].shape() == context.input_shape(k) && results[k].dtype() == dtype, record.op_name,
+            ": backward made a gradient ", results[k].dtype(), " ", results[k].shape(), " for input ", k,
+            ", which is ", dtype, " ", context.input_shape(k));
+      gradients[record.inputs[k].get()].add(results[k]);
     }
     if (!options.retain) {
       entry.walked = true;
@@ -125,35 +150,42 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
 }
 
 void Tape::backward(const Variable& y, const BackwardOptions& options) {
+  check(y.requires_grad(), "backward: y does not require a gradient, or was made outside of every tape");
   Gradients gradients = walk(y, options, {});
   const FlagScope walking(walking_);
+  std::vector<std::pair<detail::Identity*, Variable>> sums;
   for (const Entry& entry : entries_) {  // in order of first use: a fixed order
     for (const auto& input : entry.record.inputs) {
       if (!input || !input->leaf) continue;
       const auto found = gradients.find(input.get());
       if (found == gradients.end()) continue;
-      Variable gradient = run_hooks(*input, found->second);
+      Variable gradient = options.leaf_hooks ? run_hooks(*input, found->second.value) : found->second.value;
       if (input->gradient) gradient = add(*input->gradient, gradient);
-      input->gradient = std::make_shared<Variable>(std::move(gradient));
+      sums.emplace_back(input.get(), std::move(gradient));
       gradients.erase(found);
     }
   }
+  for (auto& [leaf, gradient] : sums) leaf->gradient = std::make_shared<Variable>(std::move(gradient));
 }
 
 Variables Tape::gradient(const Variable& y, const Variables& xs, const BackwardOptions& options) {
+  check(y.requires_grad(), "gradient: y does not require a gradient, or was made outside of every tape");
+  check(!xs.empty(), "gradient: xs is empty");
+  Identities wanted;
   for (std::size_t i = 0; i < xs.size(); ++i) {
     check(xs[i].requires_grad(), "gradient: xs[", i, "] does not require a gradient");
+    wanted.insert(xs[i].identity().get());
   }
-  check(!xs.empty(), "gradient: xs is empty");
-  Gradients gradients = walk(y, options, xs);
+  const Gradients gradients = walk(y, options, wanted);
+  const FlagScope walking(walking_);
   Variables results;
   for (const Variable& x : xs) {
     const auto found = gradients.find(x.identity().get());
     if (found == gradients.end()) {
       results.push_back(Tensor::zeros_like(x.tensor()));
     } else {
-      results.push_back(producers_.contains(x.identity().get()) ? found->second
-                                                                : run_hooks(*x.identity(), found->second));
+      const bool hooked = producers_.contains(x.identity().get()) || !options.leaf_hooks;
+      results.push_back(hooked ? found->second.value : run_hooks(*x.identity(), found->second.value));
     }
   }
   return results;
@@ -183,18 +215,26 @@ std::string milliseconds(std::chrono::nanoseconds time) {
 }  // namespace
 
 std::string Tape::to_text() const {
-  std::string text;
-  char line[256];
-  std::snprintf(line, sizeof line, "%4s  %-28s %-36s %-20s %12s %9s %9s\n", "#", "op", "inputs", "outputs",
-                "saved bytes", "fwd ms", "bwd ms");
-  text += line;
+  using Row = std::array<std::string, 7>;
+  std::vector<Row> rows{{"#", "op", "inputs", "outputs", "saved bytes", "forward ms", "backward ms"}};
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
-    std::snprintf(line, sizeof line, "%4zu  %-28s %-36s %-20s %12zu %9s %9s\n", i, entry.record.op_name,
-                  shapes(entry.record.context.input_shapes()).c_str(),
-                  shapes(entry.record.output_shapes).c_str(), entry.saved_bytes,
-                  milliseconds(entry.record.forward_time).c_str(), milliseconds(entry.backward_time).c_str());
-    text += line;
+    rows.push_back({std::to_string(i), entry.record.op_name, shapes(entry.record.context.input_shapes()),
+                    shapes(entry.record.output_shapes), std::to_string(entry.saved_bytes),
+                    milliseconds(entry.record.forward_time), milliseconds(entry.backward_time)});
+  }
+  std::array<std::size_t, 7> widths{};
+  for (const Row& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const std::string padding(widths[c] - row[c].size(), ' ');
+      const bool number = c == 0 || c >= 4;
+      text += (c == 0 ? "" : "  ") + (number ? padding + row[c] : row[c] + padding);
+    }
+    text += '\n';
   }
   return text;
 }

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <tapedeck/core/op.h>
@@ -27,18 +28,22 @@ namespace tapedeck {
 struct BackwardOptions {
   Variable gradient = {};  ///< of y, of y's shape; 1 when undefined, and then y must have one element
   bool retain = false;     ///< keep what was saved, so that the tape can be walked again
+  /// Run the hooks of what the tape did not record, such as leaves. checkpoint() leaves them to the walk
+  /// around it, which has the whole gradient.
+  bool leaf_hooks = true;
 };
 
 class Tape final : private Recorder {
  public:
-  /// Starts recording what this thread runs, until the tape is destroyed.
+  /// Starts recording what this thread runs, until the tape is destroyed, in this thread.
   Tape() : scope_(this) {}
   ~Tape() override = default;
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// Adds the gradient of y to grad() of every leaf that y depends on. Throws Error when y was not
-  /// recorded here, or when a record that it needs was walked before without `retain`.
+  /// Adds the gradient of y to grad() of every leaf that y depends on by what was recorded here. Throws
+  /// Error when y was not recorded here, or when a record that it needs was walked before without `retain`.
+  /// When it throws, no grad() has changed.
   void backward(const Variable& y, const BackwardOptions& options = {});
 
   /// The gradients of y with respect to `xs`, which may be leaves or results; grad() is not touched.
@@ -62,11 +67,19 @@ class Tape final : private Recorder {
     std::chrono::nanoseconds backward_time{-1};
     bool walked = false;
   };
-  using Gradients = std::unordered_map<const detail::Identity*, Variable>;
+  struct Sum {
+    Variable value;
+    bool own = false;  // made by adding, so that nobody else has it
+    void add(const Variable& gradient);
+  };
+  using Gradients = std::unordered_map<const detail::Identity*, Sum>;
+  using Identities = std::unordered_set<const detail::Identity*>;
 
   bool listening() const override { return !walking_; }
-  void record(const Record& record) override;
-  Gradients walk(const Variable& y, const BackwardOptions& options, const Variables& wanted);
+  void record(Record record, const Variables& inputs) override;
+  Gradients walk(const Variable& y, const BackwardOptions& options, const Identities& wanted);
+  Identities between(const Identities& wanted, std::size_t last) const;
+  Variables take_output_gradients(const Record& record, Gradients& gradients, const Identities& wanted) const;
 
   std::vector<Entry> entries_;
   std::unordered_map<const detail::Identity*, std::size_t> producers_;

@@ -97,7 +97,12 @@ struct OpRunner {
       record.op_name = op->name();
       record.op = op;
       record.context = std::move(context);
-      for_each_listener([&](Recorder& recorder) { recorder.record(record); });
+      Recorder* last = nullptr;  // which may have the record itself instead of a copy
+      for_each_listener([&](Recorder& recorder) {
+        if (last != nullptr) last->record(record, inputs);
+        last = &recorder;
+      });
+      last->record(std::move(record), inputs);
     }
 
     if (anomaly) {

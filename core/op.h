@@ -37,6 +37,8 @@ class OpContext {
  public:
   /// Whether the gradient of input `i` is wanted. False for all without a tape.
   bool needs_grad(std::size_t i) const { return i < needs_.size() && needs_[i]; }
+  /// How many inputs there are, in backward.
+  std::size_t input_count() const { return shapes_.size(); }
 
   /// In forward: what backward will read. Without a tape nothing is kept.
   void save_input(std::size_t i) { kept_inputs_.push_back(i); }
@@ -80,6 +82,7 @@ class OpContext {
 class Op {
  public:
   virtual ~Op() = default;
+  /// A string literal: records outlive the op.
   virtual const char* name() const = 0;
   /// The outputs, freshly allocated. Optional inputs may be undefined. Throws Error on bad arguments
   /// before anything is computed.
@@ -106,11 +109,12 @@ class Recorder {
   virtual ~Recorder() = default;
   /// False while it must not hear: a tape does not record its own walk.
   virtual bool listening() const = 0;
-  virtual void record(const Record& record) = 0;
+  /// `inputs` are the variables that the op was called with.
+  virtual void record(Record record, const Variables& inputs) = 0;
 };
 
-/// Makes `recorder` the innermost of this thread until the scope ends. With a null recorder nothing
-/// further out hears anything either.
+/// Makes `recorder` the innermost of this thread until the scope ends, in this thread, too; scopes may end
+/// in any order. With a null recorder nothing further out hears anything either.
 class RecorderScope {
  public:
   explicit RecorderScope(Recorder* recorder);

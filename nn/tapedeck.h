@@ -1,6 +1,7 @@
 // Everything that a user of Tapedeck includes.
 #pragma once
 
+#include <tapedeck/autograd/checkpoint.h>
 #include <tapedeck/autograd/gradcheck.h>
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/core/memory.h>

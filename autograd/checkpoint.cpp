@@ -1,0 +1,122 @@
+#include <tapedeck/autograd/checkpoint.h>
+
+#include <unordered_set>
+
+#include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/random.h>
+
+namespace tapedeck {
+
+namespace {
+
+using Function = std::function<Variable(const Variables&)>;
+
+/// Hears what f runs and collects the variables that it uses but neither made nor was given.
+class Collector final : public Recorder {
+ public:
+  explicit Collector(const Variables& given) : scope_(this) {
+    for (const Variable& variable : given) known_.insert(variable.identity().get());
+  }
+  bool listening() const override { return true; }
+  void record(Record record, const Variables& inputs) override {
+    for (const Variable& input : inputs) {
+      if (input.requires_grad() && known_.insert(input.identity().get()).second) found_.push_back(input);
+    }
+    for (auto& output : record.outputs) {
+      known_.insert(output.get());
+      made_.push_back(std::move(output));  // kept, so that no address is used twice
+    }
+  }
+  const Variables& found() const { return found_; }
+
+ private:
+  std::unordered_set<const detail::Identity*> known_;
+  std::vector<std::shared_ptr<detail::Identity>> made_;
+  Variables found_;
+  NoTape alone_;  // no tape further out hears f
+  RecorderScope scope_;
+};
+
+/// Sets the default generator back for a scope.
+class ReplayScope {
+ public:
+  ReplayScope(std::uint64_t seed, std::uint64_t offset) : present_(default_generator()) {
+    default_generator().set_state(seed, offset);
+  }
+  ~ReplayScope() { default_generator() = present_; }
+  ReplayScope(const ReplayScope&) = delete;
+  ReplayScope& operator=(const ReplayScope&) = delete;
+
+ private:
+  Generator present_;
+};
+
+/// The inputs are f's own and then what it reaches by captured handles.
+class Checkpoint final : public Op {
+ public:
+  Checkpoint(Function f, std::size_t own_inputs, Tensor result, const Generator& before)
+      : f_(std::move(f)),
+        own_inputs_(own_inputs),
+        result_(std::move(result)),
+        seed_(before.seed()),
+        offset_(before.offset()) {}
+
+  const char* name() const override { return "checkpoint"; }
+
+  Tensors forward(OpContext& context, const Tensors& inputs) override {
+    for (std::size_t i = 0; i < inputs.size(); ++i) context.save_input(i);
+    return {std::move(result_)};
+  }
+
+  Variables backward(const OpContext& context, const Variables& gy) override {
+    Variables inputs, gradients(context.input_count());
+    for (std::size_t i = 0; i < own_inputs_; ++i) inputs.push_back(context.input(i));
+    Tape tape;
+    Variable y;
+    {
+      const ReplayScope replay(seed_, offset_);
+      y = f_(inputs);
+    }
+    Variables wanted;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (context.needs_grad(i)) wanted.push_back(context.input(i));
+      if (y.requires_grad() && y.identity() == context.input(i).identity()) {  // f returns what it got
+        gradients[i] = gy[0];
+        return gradients;
+      }
+    }
+    if (!y.requires_grad()) return gradients;
+    // The walk around this one has the whole gradients of leaves and runs their hooks.
+    const Variables found = tape.gradient(y, wanted, {.gradient = gy[0], .leaf_hooks = false});
+    for (std::size_t i = 0, k = 0; i < gradients.size(); ++i) {
+      if (context.needs_grad(i)) gradients[i] = found[k++];
+    }
+    return gradients;
+  }
+
+ private:
+  Function f_;
+  std::size_t own_inputs_;
+  Tensor result_;
+  std::uint64_t seed_, offset_;
+};
+
+}  // namespace
+
+Variable checkpoint(const Function& f, const Variables& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check(inputs[i].defined(), "checkpoint: inputs[", i, "] is undefined");
+  }
+  if (!recording()) return f(inputs);
+  const Generator before = default_generator();
+  Variables all = inputs;
+  Tensor result;
+  {
+    Collector collector(inputs);
+    result = f(inputs).tensor();
+    all.insert(all.end(), collector.found().begin(), collector.found().end());
+  }
+  return call<Checkpoint>(all, f, inputs.size(), std::move(result), before);
+}
+
+}  // namespace tapedeck
