@@ -32,11 +32,11 @@ Variable run_hooks(const detail::Identity& identity, Variable gradient) {
 Variable seed(const Variable& y, const Variable& gradient) {
   if (!gradient.defined()) {
     check(y.count() == 1, "backward: y has shape ", y.shape(),
-          ", so its gradient must be given; without one, y ", "must have one element");
+          ", so its gradient must be given; without one, y must have one element");
     return Tensor::ones(y.shape(), y.tensor().options());
   }
-  check(gradient.shape() == y.shape(), "backward: the gradient has shape ", gradient.shape(), " but y has ",
-        y.shape());
+  check(gradient.shape() == y.shape() && gradient.dtype() == y.dtype(), "backward: the gradient is ",
+        gradient.dtype(), " ", gradient.shape(), " but y is ", y.dtype(), " ", y.shape());
   return gradient;
 }
 

@@ -321,7 +321,7 @@ TEST(Tape, RefusesWhatItCannotWalk) {
   EXPECT_THAT(error_of([&] { tape.backward(y); }),
               HasSubstr("y has shape [2], so its gradient must be given"));
   EXPECT_THAT(error_of([&] { tape.backward(y, {.gradient = Tensor::ones({3})}); }),
-              HasSubstr("the gradient has shape [3] but y has [2]"));
+              HasSubstr("the gradient is float32 [3] but y is float64 [2]"));
   EXPECT_THAT(error_of([&] { tape.backward(elsewhere); }), HasSubstr("y was not recorded on this tape"));
   EXPECT_THAT(error_of([&] { tape.backward(y.detach()); }), HasSubstr("y does not require a gradient"));
   EXPECT_THAT(error_of([&] { (void)tape.gradient(y, {}); }), HasSubstr("gradient: xs is empty"));
