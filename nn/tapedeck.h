@@ -44,6 +44,7 @@
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/matmul.h>
+#include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/pool.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>

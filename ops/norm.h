@@ -1,0 +1,69 @@
+// Normalisation: y = (x - mean) / sqrt(var + eps) * weight + bias, with the mean and the biased variance of
+// some of x's elements, as in PyTorch.
+//
+// x is floating; weight and bias have its dtype and may be undefined (1 and 0). Results have x's layout.
+// Statistics and sums are formed in float64, in a fixed order.
+#pragma once
+
+#include <tapedeck/core/op.h>
+
+namespace tapedeck {
+
+struct BatchNormOptions {
+  bool training = false;  ///< use the batch's statistics and move the running ones towards them
+  double momentum = 0.1;  ///< running = (1 - momentum) * running + momentum * the batch's
+  double eps = 1e-5;
+};
+
+/// Over all dimensions but the channels, of x [n, c, ...]; weight, bias and the running statistics are [c].
+/// In training, statistics are the batch's and the running ones, unless undefined, are updated in place
+/// (running_var with the unbiased variance); else they are the running ones, and constants. Throws Error
+/// in training with one value a channel. An empty batch changes nothing.
+Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias,
+                    const Variable& running_mean, const Variable& running_var,
+                    const BatchNormOptions& options = {});
+
+/// Over each sample's groups of c / groups channels, of x [n, c, ...]; weight and bias are [c].
+Variable group_norm(const Variable& x, std::int64_t groups, const Variable& weight = {},
+                    const Variable& bias = {}, double eps = 1e-5);
+
+/// Over x's last dimensions, which must be `normalized_shape`; weight and bias have that shape.
+Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Variable& weight = {},
+                    const Variable& bias = {}, double eps = 1e-5);
+
+// In these, tensors marked "or none" may be undefined, and x has elements. `mean` and `var` are float64 for a
+// float64 x, else float32; all other tensors have x's dtype, and y, gy and gx x's layout.
+namespace cpu {
+/// mean and var [c] = the batch's, and the running statistics (or none) move towards them.
+void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
+                           const Tensor& running_var, const Tensor& mean, const Tensor& var);
+/// y = x normalised with the given mean and var [c].
+void batch_norm_apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                      const Tensor& var, double eps, const Tensor& y);
+/// The gradients (or none) of x, weight and bias. With `training`, mean and var are functions of x.
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& var, const BatchNormOptions& options, const Tensor& gx,
+                         const Tensor& gw, const Tensor& gb);
+
+/// mean and var [n, groups], and y = normalised x.
+void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& mean,
+                const Tensor& var, const Tensor& y);
+/// The gradients (or none) of x, weight and bias.
+void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& var, double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb);
+}  // namespace cpu
+namespace cu {
+void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
+                           const Tensor& running_var, const Tensor& mean, const Tensor& var);
+void batch_norm_apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                      const Tensor& var, double eps, const Tensor& y);
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& var, const BatchNormOptions& options, const Tensor& gx,
+                         const Tensor& gw, const Tensor& gb);
+void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& mean,
+                const Tensor& var, const Tensor& y);
+void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& var, double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb);
+}  // namespace cu
+
+}  // namespace tapedeck

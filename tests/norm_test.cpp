@@ -1,0 +1,431 @@
+#include <tapedeck/tapedeck.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include <tapedeck/core/simd.h>
+
+namespace tapedeck {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr TensorOptions kDouble = {.dtype = DType::float64};
+constexpr double kEps = 1e-3;
+
+std::vector<double> values(const Variable& x) {
+  return x.tensor().to_vector<double>();
+}
+
+void expect_near(const Variable& got, const std::vector<double>& expected, double tolerance = 1e-11) {
+  const auto list = values(got);
+  ASSERT_EQ(list.size(), expected.size());
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    ASSERT_NEAR(list[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << "element " << i;
+  }
+}
+
+/// Normalisation by definition, on row-major lists. set[i] is the set of elements that i is normalised
+/// with, parameter[i] its weight and bias; given statistics, if there are any, are by set.
+struct Reference {
+  std::vector<std::size_t> set, parameter;
+  std::vector<double> mean, var, y, gx, gw, gb;
+
+  void run(const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& b,
+           const std::vector<double>& gy, double eps, bool constant_statistics = false) {
+    const std::size_t sets = *std::max_element(set.begin(), set.end()) + 1;
+    std::vector<double> n(sets), mean_t(sets), mean_tx(sets);
+    for (std::size_t s : set) ++n[s];
+    if (!constant_statistics) {
+      mean.assign(sets, 0);
+      var.assign(sets, 0);
+      for (std::size_t i = 0; i < x.size(); ++i) mean[set[i]] += x[i] / n[set[i]];
+      for (std::size_t i = 0; i < x.size(); ++i) var[set[i]] += std::pow(x[i] - mean[set[i]], 2) / n[set[i]];
+    }
+    const auto xhat = [&](std::size_t i) { return (x[i] - mean[set[i]]) / std::sqrt(var[set[i]] + eps); };
+    gw.assign(w.size(), 0);
+    gb.assign(w.size(), 0);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t p = parameter[i];
+      y.push_back(xhat(i) * w[p] + b[p]);
+      gw[p] += gy[i] * xhat(i);
+      gb[p] += gy[i];
+      mean_t[set[i]] += gy[i] * w[p] / n[set[i]];
+      mean_tx[set[i]] += gy[i] * w[p] * xhat(i) / n[set[i]];
+    }
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t s = set[i];
+      const double through_statistics = constant_statistics ? 0 : mean_t[s] + xhat(i) * mean_tx[s];
+      gx.push_back((gy[i] * w[parameter[i]] - through_statistics) / std::sqrt(var[s] + eps));
+    }
+  }
+};
+
+/// The shapes of batch and group normalisation: [n,c], [n,c,l], images with long and short rows of pixels.
+const std::vector<Shape> kShapes = {{7, 6},       {3, 6, 5},     {2, 6, 3, 5},
+                                    {3, 6, 1, 1}, {2, 6, 9, 13}, {5, 36, 1, 2}};
+
+/// The channel of each element.
+std::vector<std::size_t> channels(const Shape& shape) {
+  std::vector<std::size_t> list;
+  const std::int64_t inner = shape.count() / shape[0] / shape[1];
+  for (std::int64_t i = 0; i < shape.count(); ++i)
+    list.push_back(static_cast<std::size_t>(i / inner % shape[1]));
+  return list;
+}
+
+std::vector<Layout> layouts(const Shape& shape) {
+  return shape.rank() == 4 ? std::vector{Layout::nchw, Layout::nhwc} : std::vector{Layout::nchw};
+}
+
+TEST(BatchNorm, TrainingEqualsItsDefinition) {
+  for (const Shape& shape : kShapes) {
+    const std::int64_t c = shape[1];
+    const double n = static_cast<double>(shape.count() / c), momentum = 0.3;
+    const Tensor x = (randn(shape, kDouble) * 2.0 + 5.0).tensor(), gy = randn(shape, kDouble);
+    const Tensor w = randn({c}, kDouble), b = randn({c}, kDouble);
+    Reference reference{channels(shape), channels(shape), {}, {}, {}, {}, {}, {}};
+    reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(), gy.to_vector<double>(),
+                  kEps);
+    for (Layout layout : layouts(shape)) {
+      const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
+                     bias = Variable::parameter(b);
+      const Tensor mean = Tensor::full({c}, 2, kDouble), var = Tensor::full({c}, 3, kDouble);
+      Tape tape;
+      const Variable y =
+          batch_norm(leaf, weight, bias, mean, var, {.training = true, .momentum = momentum, .eps = kEps});
+      EXPECT_EQ(y.tensor().layout(), layout);
+      tape.backward(y, {.gradient = gy});
+      EXPECT_EQ(leaf.grad().tensor().layout(), layout);
+      expect_near(y, reference.y);
+      expect_near(leaf.grad(), reference.gx);
+      expect_near(weight.grad(), reference.gw);
+      expect_near(bias.grad(), reference.gb);
+      std::vector<double> moved_mean, moved_var;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(c); ++i) {
+        moved_mean.push_back((1 - momentum) * 2 + momentum * reference.mean[i]);
+        moved_var.push_back((1 - momentum) * 3 + momentum * reference.var[i] * n / (n - 1));
+      }
+      expect_near(mean, moved_mean);
+      expect_near(var, moved_var);
+    }
+  }
+}
+
+TEST(BatchNorm, EvaluationUsesTheRunningStatistics) {
+  for (const Shape& shape : kShapes) {
+    const std::int64_t c = shape[1];
+    const Tensor x = randn(shape, kDouble), gy = randn(shape, kDouble);
+    const Tensor w = randn({c}, kDouble), b = randn({c}, kDouble);
+    const Tensor mean = randn({c}, kDouble), var = (rand({c}, kDouble) + 0.5).tensor();
+    Reference reference{
+        channels(shape), channels(shape), mean.to_vector<double>(), var.to_vector<double>(), {}, {}, {}, {}};
+    reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(), gy.to_vector<double>(),
+                  kEps, true);
+    for (Layout layout : layouts(shape)) {
+      const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
+                     bias = Variable::parameter(b);
+      const Tensor before = mean.clone();
+      Tape tape;
+      const Variable y = batch_norm(leaf, weight, bias, mean, var, {.eps = kEps});
+      tape.backward(y, {.gradient = gy});
+      expect_near(y, reference.y);
+      expect_near(leaf.grad(), reference.gx);
+      expect_near(weight.grad(), reference.gw);
+      expect_near(bias.grad(), reference.gb);
+      EXPECT_EQ(values(mean), values(before));
+    }
+  }
+}
+
+TEST(BatchNorm, ValuesOfPyTorch) {
+  // torch.nn.functional.batch_norm(x, rm, rv, w, b, training=True, momentum=0.1, eps=1e-5)
+  const Tensor x = Tensor::from({1., 2., 3., 4., 10., 30.}, {3, 2});
+  const Tensor mean = Tensor::zeros({2}, kDouble), var = Tensor::ones({2}, kDouble);
+  const Variable y =
+      batch_norm(x, Tensor::from({2., 1.}, {2}), Tensor::from({0., 1.}, {2}), mean, var, {.training = true});
+  expect_near(y,
+              {-1.90050989805, 0.215937463866, -0.863868135476, 0.372749971093, 2.76437803352, 2.41131256504},
+              1e-9);
+  expect_near(mean, {0.466666666667, 1.2}, 1e-9);
+  expect_near(var, {3.13333333333, 25.3}, 1e-9);
+}
+
+TEST(BatchNorm, StatisticsSurviveALargeMean) {
+  // float32 leaves 3 bits of x's spread around 1e6; the result is still normalised exactly.
+  const Shape shape = {4, 3, 8, 8};
+  const Tensor x = (randn(shape) * 2.0 + 1e6).tensor();
+  for (Layout layout : layouts(shape)) {
+    const auto y = values(batch_norm(x.to(layout), {}, {}, {}, {}, {.training = true}));
+    const auto owner = channels(shape);
+    double mean[3] = {}, square[3] = {};
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      mean[owner[i]] += y[i] / 256;
+      square[owner[i]] += y[i] * y[i] / 256;
+    }
+    for (int c = 0; c < 3; ++c) {
+      EXPECT_NEAR(mean[c], 0, 0.02);  // the mean itself is rounded to float32's 1/16
+      EXPECT_NEAR(square[c], 1, 0.01);
+    }
+  }
+}
+
+TEST(BatchNorm, ConstantChannelsAreTheBias) {
+  const Tensor x = Tensor::full({4, 2, 3, 3}, 0.1);
+  EXPECT_THAT(values(batch_norm(x, {}, Tensor::full({2}, 7), {}, {}, {.training = true})), Each(7));
+}
+
+TEST(BatchNorm, NaNIsNotHidden) {
+  const Tensor x = Tensor::from({1.f, 2.f, std::nanf(""), 4.f}, {4, 1});
+  const Tensor mean = Tensor::zeros({1}), var = Tensor::zeros({1});
+  EXPECT_THAT(values(batch_norm(x, {}, {}, mean, var, {.training = true})), Each(testing::IsNan()));
+  EXPECT_THAT(values(mean), Each(testing::IsNan()));
+  EXPECT_THAT(values(var), Each(testing::IsNan()));
+}
+
+TEST(BatchNorm, HalfTypesAreComputedInFloat32) {
+  const Shape shape = {4, 3, 5, 5};
+  for (DType dtype : {DType::bfloat16, DType::float16}) {
+    const Tensor x = randn(shape).to(dtype), gy = randn(shape).to(dtype);
+    const double tolerance = dtype == DType::bfloat16 ? 1.0 / 128 : 1.0 / 1024;
+    const auto run = [&](DType type, Variables& gradients) {
+      const Variable leaf = Variable::parameter(x.to(type)),
+                     w = Variable::parameter(Tensor::full({3}, 1.5, {.dtype = type}));
+      Tape tape;
+      const Variable y = batch_norm(leaf, w, {}, {}, {}, {.training = true});
+      gradients = tape.gradient(y, {leaf, w}, {.gradient = gy.to(type)});
+      return y;
+    };
+    Variables half, wide;
+    const Variable y = run(dtype, half);
+    EXPECT_EQ(y.dtype(), dtype);
+    expect_near(y, values(run(DType::float64, wide)), tolerance);
+    for (int i : {0, 1}) expect_near(half[i], values(wide[i]), tolerance);
+  }
+}
+
+TEST(BatchNorm, AnEmptyBatchChangesNothing) {
+  const Variable x = Variable::parameter(Tensor::zeros({0, 3, 2, 2})),
+                 w = Variable::parameter(Tensor::ones({3}));
+  const Tensor mean = Tensor::full({3}, 5), var = Tensor::full({3}, 6);
+  Tape tape;
+  const Variable y = batch_norm(x, w, {}, mean, var, {.training = true});
+  EXPECT_EQ(y.shape(), Shape({0, 3, 2, 2}));
+  tape.backward(y, {.gradient = Tensor::zeros({0, 3, 2, 2})});
+  EXPECT_EQ(x.grad().shape(), x.shape());
+  EXPECT_THAT(values(w.grad()), Each(0));
+  EXPECT_THAT(values(mean), Each(5));
+  EXPECT_THAT(values(var), Each(6));
+}
+
+TEST(BatchNorm, SameBitsForEveryThreadCountAndInstructionSet) {
+  const int threads = num_threads();
+  for (const Shape& shape : {Shape{37, 50, 9, 7}, Shape{3000, 33}}) {
+    for (Layout layout : layouts(shape)) {
+      const Tensor x = randn(shape).to(layout), gy = randn(shape).to(layout);
+      std::vector<std::vector<float>> results;
+      for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+        for (int count : {1, 5}) {
+          set_num_threads(count);
+          limit_instruction_set(set);
+          const Variable leaf = Variable::parameter(x), w = Variable::parameter(Tensor::ones({shape[1]}));
+          Tape tape;
+          const Variable y = batch_norm(leaf, w, {}, {}, {}, {.training = true});
+          tape.backward(y, {.gradient = gy});
+          results.emplace_back();
+          for (const Variable& v : {y, leaf.grad(), w.grad()}) {
+            const auto list = v.tensor().to_vector<float>();
+            results.back().insert(results.back().end(), list.begin(), list.end());
+          }
+        }
+      }
+      for (const auto& result : results) EXPECT_EQ(result, results[0]);
+    }
+  }
+  set_num_threads(threads);
+  limit_instruction_set(InstructionSet::avx512);
+}
+
+TEST(BatchNorm, FirstAndSecondDerivatives) {
+  const Variable w = Variable::parameter(randn({3}, kDouble)), b = Variable::parameter(randn({3}, kDouble));
+  const Tensor mean = randn({3}, kDouble), var = (rand({3}, kDouble) + 0.5).tensor();
+  for (const Shape& shape : {Shape{5, 3}, Shape{2, 3, 2, 3}}) {
+    for (Layout layout : layouts(shape)) {
+      const Variable x = Variable::parameter(randn(shape, kDouble).to(layout));
+      for (bool training : {true, false}) {
+        const auto f = [&](const Variables& in) {
+          // Fresh running statistics: gradcheck calls f often.
+          return batch_norm(in[0], in[1], in[2], mean.clone(), var.clone(),
+                            {.training = training, .eps = kEps});
+        };
+        gradcheck(f, {x, w, b});
+        gradgradcheck(f, {x, w, b});
+      }
+      const auto plain = [&](const Variables& in) {
+        return batch_norm(in[0], {}, {}, {}, {}, {.training = true});
+      };
+      gradcheck(plain, {x});
+      gradgradcheck(plain, {x});
+    }
+  }
+}
+
+TEST(BatchNorm, ErrorsNameValuesAndRanges) {
+  const Variable x = Tensor::zeros({2, 3, 4, 4}), three = Tensor::ones({3}), two = Tensor::ones({2});
+  const auto error = [](auto f, const char* text) { EXPECT_THAT(f, ThrowsMessage<Error>(HasSubstr(text))); };
+  error([&] { batch_norm(x, two, {}, three, three); },
+        "batch_norm: weight has shape [2] but x [2,3,4,4] has 3 channels");
+  error([&] { batch_norm(x, {}, {}, three, two); },
+        "batch_norm: running_var has shape [2] but x [2,3,4,4] has 3 channels");
+  error([&] { batch_norm(x, {}, {}, {}, {}); },
+        "running_mean and running_var are undefined; legal only in training");
+  error([&] { batch_norm(x, {}, {}, three, {}); },
+        "running_mean is given but running_var is undefined; legal is both or neither");
+  error([&] { batch_norm(x, {}, {}, {}, three); },
+        "running_var is given but running_mean is undefined; legal is both or neither");
+  error([&] { batch_norm(three, {}, {}, three, three); },
+        "x has shape [3]; legal is rank 2 or more, [n,c,...]");
+  error(
+      [&] {
+        batch_norm(Tensor::zeros({1, 3, 1, 1}), {}, {}, three, three, {.training = true});
+      },
+      "batch_norm: x [1,3,1,1] has 1 value a channel; legal in training is 2 or more");
+  error([&] { batch_norm(x, {}, {}, three, three, {.momentum = 1.5}); },
+        "momentum 1.5 is not legal; legal is 0 to 1");
+  error([&] { batch_norm(x, {}, {}, three, three, {.eps = -1}); }, "eps -1 is not legal; legal is 0 or more");
+  error([&] { batch_norm(x, Tensor::ones({3}, kDouble), {}, three, three); },
+        "x is float32 but weight is float64");
+}
+
+TEST(GroupNorm, EqualsItsDefinition) {
+  for (const Shape& shape : kShapes) {
+    for (std::int64_t groups : {1, 2, 3, 6}) {
+      const std::int64_t c = shape[1];
+      const Tensor x = (randn(shape, kDouble) * 2.0 + 5.0).tensor(), gy = randn(shape, kDouble);
+      const Tensor w = randn({c}, kDouble), b = randn({c}, kDouble);
+      Reference reference{{}, channels(shape), {}, {}, {}, {}, {}, {}};
+      for (std::int64_t i = 0; i < shape.count(); ++i) {
+        const std::int64_t sample = i / (shape.count() / shape[0]);
+        const auto channel = static_cast<std::int64_t>(reference.parameter[static_cast<std::size_t>(i)]);
+        reference.set.push_back(static_cast<std::size_t>(sample * groups + channel / (c / groups)));
+      }
+      reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(),
+                    gy.to_vector<double>(), kEps);
+      for (Layout layout : layouts(shape)) {
+        const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
+                       bias = Variable::parameter(b);
+        Tape tape;
+        const Variable y = group_norm(leaf, groups, weight, bias, kEps);
+        EXPECT_EQ(y.tensor().layout(), layout);
+        tape.backward(y, {.gradient = gy});
+        EXPECT_EQ(leaf.grad().tensor().layout(), layout);
+        expect_near(y, reference.y);
+        expect_near(leaf.grad(), reference.gx);
+        expect_near(weight.grad(), reference.gw);
+        expect_near(bias.grad(), reference.gb);
+      }
+    }
+  }
+}
+
+TEST(LayerNorm, EqualsItsDefinition) {
+  for (const Shape& shape : {Shape{4, 5, 6}, Shape{3, 7}, Shape{2, 3, 4, 5}}) {
+    for (int normalized = 1; normalized <= shape.rank(); ++normalized) {
+      const Shape inner{std::span(shape.end() - normalized, shape.end())};
+      const Tensor x = (randn(shape, kDouble) * 2.0 + 5.0).tensor(), gy = randn(shape, kDouble);
+      const Tensor w = randn(inner, kDouble), b = randn(inner, kDouble);
+      Reference reference;
+      for (std::int64_t i = 0; i < shape.count(); ++i) {
+        reference.set.push_back(static_cast<std::size_t>(i / inner.count()));
+        reference.parameter.push_back(static_cast<std::size_t>(i % inner.count()));
+      }
+      reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(),
+                    gy.to_vector<double>(), kEps);
+      for (Layout layout : layouts(shape)) {
+        const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
+                       bias = Variable::parameter(b);
+        Tape tape;
+        const Variable y = layer_norm(leaf, inner, weight, bias, kEps);
+        EXPECT_EQ(y.tensor().layout(), layout);
+        tape.backward(y, {.gradient = gy});
+        EXPECT_EQ(leaf.grad().tensor().layout(), layout);
+        expect_near(y, reference.y);
+        expect_near(leaf.grad(), reference.gx);
+        expect_near(weight.grad(), reference.gw);
+        expect_near(bias.grad(), reference.gb);
+      }
+    }
+  }
+}
+
+TEST(GroupNorm, ManySamplesEmptyBatchesAndThreadCounts) {
+  const int threads = num_threads();
+  for (const Shape& shape : {Shape{300, 12, 5, 3}, Shape{5000, 24}}) {
+    for (Layout layout : layouts(shape)) {
+      const Tensor x = randn(shape).to(layout), gy = randn(shape).to(layout);
+      std::vector<float> results[2];
+      for (int i : {0, 1}) {
+        set_num_threads(i == 0 ? 1 : 5);
+        const Variable leaf = Variable::parameter(x), w = Variable::parameter(Tensor::ones({shape[1]}));
+        Tape tape;
+        const Variable y = group_norm(leaf, 4, w);
+        tape.backward(y, {.gradient = gy});
+        for (const Variable& v : {y, leaf.grad(), w.grad()}) {
+          const auto list = v.tensor().to_vector<float>();
+          results[i].insert(results[i].end(), list.begin(), list.end());
+        }
+      }
+      EXPECT_EQ(results[0], results[1]);
+    }
+  }
+  set_num_threads(threads);
+  const Variable w = Variable::parameter(Tensor::ones({4}));
+  Tape tape;
+  const Variable y = group_norm(Tensor::zeros({0, 4, 2}), 2, w);
+  tape.backward(y, {.gradient = Tensor::zeros({0, 4, 2})});
+  EXPECT_THAT(values(w.grad()), Each(0));
+}
+
+TEST(GroupNorm, FirstAndSecondDerivatives) {
+  const Variable w = Variable::parameter(randn({4}, kDouble)), b = Variable::parameter(randn({4}, kDouble));
+  for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+    const Variable x = Variable::parameter(randn({2, 4, 2, 3}, kDouble).to(layout));
+    const auto f = [](const Variables& in) { return group_norm(in[0], 2, in[1], in[2], kEps); };
+    gradcheck(f, {x, w, b});
+    gradgradcheck(f, {x, w, b});
+    const auto plain = [](const Variables& in) { return layer_norm(in[0], {4, 2, 3}); };
+    gradcheck(plain, {x});
+    gradgradcheck(plain, {x});
+  }
+  const Variable x = Variable::parameter(randn({3, 5, 4}, kDouble));
+  const auto layer = [](const Variables& in) { return layer_norm(in[0], {4}, in[1], in[2], kEps); };
+  gradcheck(layer, {x, w, b});
+  gradgradcheck(layer, {x, w, b});
+}
+
+TEST(GroupNorm, ErrorsNameValuesAndRanges) {
+  const Variable x = Tensor::zeros({2, 6, 4});
+  const auto error = [](auto f, const char* text) { EXPECT_THAT(f, ThrowsMessage<Error>(HasSubstr(text))); };
+  error([&] { group_norm(x, 4); },
+        "group_norm: groups 4 for the 6 channels of x [2,6,4]; legal is a divisor");
+  error([&] { group_norm(x, 0); }, "group_norm: groups 0");
+  error([&] { group_norm(x, 2, Tensor::ones({2})); },
+        "group_norm: weight has shape [2]; legal for x [2,6,4] is [6]");
+  error([&] { group_norm(Tensor::zeros({3}), 1); }, "x has shape [3]; legal is rank 2 or more");
+  error([&] { layer_norm(x, {6}); }, "layer_norm: normalized_shape [6] is not what x [2,6,4] ends with");
+  error([&] { layer_norm(x, {4}, {}, Tensor::ones({6})); },
+        "layer_norm: bias has shape [6]; legal for x [2,6,4] is [4]");
+  error([&] { layer_norm(x, {4}, {}, {}, -1); }, "layer_norm: eps -1 is not legal; legal is 0 or more");
+  error(
+      [&] {
+        layer_norm(Tensor::zeros({2, 4}, {.dtype = DType::int64}), {4});
+      },
+      "x is int64; legal are the floating types");
+}
+
+}  // namespace
+}  // namespace tapedeck
