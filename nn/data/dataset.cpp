@@ -11,7 +11,7 @@ std::optional<std::int64_t> Dataset::label(std::int64_t) const {
 
 Tensor Dataset::get(std::int64_t i) const {
   check(i >= 0 && i < size(), "dataset: index ", i, " is out of range; legal is 0 to ", size() - 1);
-  const Tensor image = Tensor::empty(image_shape());
+  Tensor image = Tensor::empty(image_shape());
   read(i, {image.data<float>(), static_cast<std::size_t>(image.count())});
   return image;
 }

@@ -115,12 +115,13 @@ Tensor read_elements(Reader& reader, const Shape& shape) {
   check(fits && bytes <= reader.limit(), "truncated: ", shape, " needs ", count, " elements of ",
         sizeof(Stored), " bytes, but the file has ", reader.gzipped() ? "room for at most " : "",
         reader.limit(), " bytes");
-  const Tensor out = Tensor::empty(shape, {.dtype = dtype_of<Result>});
+  Tensor out = Tensor::empty(shape, {.dtype = dtype_of<Result>});
   std::vector<std::byte> block(std::min<std::uint64_t>(bytes, std::uint64_t{1} << 16));
   for (std::uint64_t i = 0; i < count;) {
     const std::uint64_t n = std::min<std::uint64_t>(count - i, block.size() / sizeof(Stored));
     reader.read(std::span(block).first(n * sizeof(Stored)), "data");
     for (std::uint64_t k = 0; k < n; ++k, ++i) {
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, not a character
       out.data<Result>()[i] = static_cast<Result>(from_big_endian<Stored>(block.data() + k * sizeof(Stored)));
     }
   }
@@ -143,7 +144,7 @@ Tensor decode(Bytes bytes) {
     sizes.push_back(from_big_endian<std::uint32_t>(size));
   }
   const Shape shape{std::span<const std::int64_t>(sizes)};
-  const Tensor out = [&] {
+  Tensor out = [&] {
     switch (type) {
       case 0x08:
         return read_elements<std::uint8_t, std::uint8_t>(reader, shape);
@@ -166,7 +167,7 @@ Tensor decode(Bytes bytes) {
 }
 
 Tensor read_images(const std::string& path) {
-  const Tensor images = read_idx(path);
+  Tensor images = read_idx(path);
   check(images.rank() == 3 || images.rank() == 4, "read_idx: ", path, ": has shape ", images.shape(),
         "; images are [n,h,w] or [n,c,h,w]");
   check(images.dtype() != DType::int64, "read_idx: ", path,

@@ -23,7 +23,7 @@ using detail::Pixels;
 /// The samples, in [0,1], as planes.
 template <class Sample>
 Tensor to_planes(const Pixels& pixels) {
-  const Tensor image = Tensor::empty({pixels.c, pixels.h, pixels.w});
+  Tensor image = Tensor::empty({pixels.c, pixels.h, pixels.w});
   const std::int64_t area = pixels.h * pixels.w;
   const auto* in = reinterpret_cast<const Sample*>(pixels.samples.data());
   auto* out = image.data<float>();
@@ -38,7 +38,7 @@ Tensor to_planes(const Pixels& pixels) {
 /// [c,h,w] of 1 to 4 channels as 1 or 3.
 Tensor convert_channels(const Tensor& image, std::int64_t channels) {
   const std::int64_t from = image.size(0), area = image.size(1) * image.size(2);
-  const Tensor out = Tensor::empty(image.shape().with(0, channels));
+  Tensor out = Tensor::empty(image.shape().with(0, channels));
   const float* in = image.data<float>();
   const bool alpha = from == 2 || from == 4, coloured = from >= 3;
   for (std::int64_t i = 0; i < area; ++i) {
@@ -141,7 +141,7 @@ Tensor make_grid(const Tensor& images, const GridOptions& options) {
   const std::int64_t columns = std::min(options.columns, n), rows = (n + columns - 1) / columns;
   const std::int64_t pad = options.padding, high = rows * (h + pad) + pad, wide = columns * (w + pad) + pad;
   const std::vector<float> in = images.to_vector<float>();
-  const Tensor grid = Tensor::full({c, high, wide}, options.value);
+  Tensor grid = Tensor::full({c, high, wide}, options.value);
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t top = pad + i / columns * (h + pad), left = pad + i % columns * (w + pad);
     for (std::int64_t k = 0; k < c * h; ++k) {

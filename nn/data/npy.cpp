@@ -171,7 +171,7 @@ Tensor decode(Bytes bytes) {
   check(needed == data.size(), "trailing bytes: ", header.shape, " needs ", needed, " bytes, but ",
         data.size(), " follow the header");
 
-  const Tensor out = Tensor::empty(header.shape, {.dtype = header.dtype});
+  Tensor out = Tensor::empty(header.shape, {.dtype = header.dtype});
   if (needed == 0) return out;
   if (header.fortran_order) {
     copy_fortran(data.data(), static_cast<std::byte*>(out.raw()), header.shape, size);
@@ -207,7 +207,7 @@ Tensor as_images(const Tensor& array) {
   const auto are_channels = [](std::int64_t size) { return size == 1 || size == 3 || size == 4; };
   if (are_channels(array.size(1)) || !are_channels(array.size(3))) return array;
   const Shape shape{array.size(0), array.size(3), array.size(1), array.size(2)};
-  const Tensor images = Tensor::empty(shape, {.dtype = array.dtype(), .layout = Layout::nhwc});
+  Tensor images = Tensor::empty(shape, {.dtype = array.dtype(), .layout = Layout::nhwc});
   if (array.count() > 0) std::memcpy(images.raw(), array.raw(), array.bytes());
   return images;
 }

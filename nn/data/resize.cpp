@@ -42,7 +42,7 @@ Weights weights_of(std::int64_t in, std::int64_t out) {
 Tensor resize_rows(const Tensor& x, std::int64_t out) {
   const std::int64_t c = x.size(0), h = x.size(1), w = x.size(2);
   const Weights all = weights_of(h, out);
-  const Tensor y = Tensor::zeros({c, out, w});
+  Tensor y = Tensor::zeros({c, out, w});
   for (std::int64_t row = 0; row < c * out; ++row) {
     const std::int64_t i = row % out;
     const float* weights = all.weights.data() + i * all.taps;
@@ -59,7 +59,7 @@ Tensor resize_rows(const Tensor& x, std::int64_t out) {
 Tensor resize_columns(const Tensor& x, std::int64_t out) {
   const std::int64_t rows = x.size(0) * x.size(1), w = x.size(2);
   const Weights all = weights_of(w, out);
-  const Tensor y = Tensor::empty({x.size(0), x.size(1), out});
+  Tensor y = Tensor::empty({x.size(0), x.size(1), out});
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* from = x.data<float>() + row * w;
     for (std::int64_t i = 0; i < out; ++i) {
@@ -98,7 +98,7 @@ Tensor center_crop(const Tensor& image, Size2 size) {
         " is not legal; legal is 1 x 1 to ", h, " x ", w);
   if (size == Size2(h, w)) return image;
   const std::int64_t top = (h - size.h) / 2, left = (w - size.w) / 2;
-  const Tensor out = Tensor::empty({c, size.h, size.w});
+  Tensor out = Tensor::empty({c, size.h, size.w});
   for (std::int64_t k = 0; k < c * size.h; ++k) {
     const float* row = image.data<float>() + (k / size.h * h + top + k % size.h) * w + left;
     std::copy_n(row, size.w, out.data<float>() + k * size.w);

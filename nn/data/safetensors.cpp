@@ -60,26 +60,47 @@ std::uint64_t number(const Json& value, std::string_view what) {
   return value.get<std::uint64_t>();
 }
 
-/// Parses JSON whose objects have no name twice and which nests no deeper than a header does.
-Json parse_json(std::string_view text) {
-  std::vector<std::set<std::string>> names;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      check(depth <= 2, "the header nests deeper than that of a safetensors file");
-      if (event == Json::parse_event_t::object_start) names.emplace_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& name = value.get_ref<const std::string&>();
-      check(names.back().insert(name).second, "the header has \"", name, "\" twice");
-    } else if (event == Json::parse_event_t::object_end) {
-      names.pop_back();
-    }
+/// Throws Error for JSON that has a name twice in an object, or nests deeper than a header does: the
+/// first would be lost in parsing, the second would take memory without end.
+class Guard final : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(std::int64_t) override { return true; }
+  bool number_unsigned(std::uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool key(std::string& name) override {
+    check(names_.back().insert(name).second, "the header has \"", name, "\" twice");
     return true;
-  };
-  try {
-    return Json::parse(text, watch);
-  } catch (const Json::exception& error) {
+  }
+  bool start_object(std::size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
     throw Error(concat("the header is not JSON: ", error.what()));
   }
+
+ private:
+  bool enter() {
+    check(names_.size() < 3, "the header nests deeper than that of a safetensors file");
+    names_.emplace_back();
+    return true;
+  }
+  bool leave() {
+    names_.pop_back();
+    return true;
+  }
+
+  std::vector<std::set<std::string>> names_;  // of the objects that are open; empty ones of arrays
+};
+
+Json parse_json(std::string_view text) {
+  Guard guard;
+  Json::sax_parse(text, &guard);
+  return Json::parse(text);
 }
 
 Entry parse_entry(const std::string& name, const Json& value) {
@@ -116,7 +137,7 @@ Tensor copy_elements(const Shape& shape, Bytes bytes) {
       !__builtin_mul_overflow(static_cast<std::uint64_t>(shape.count()), sizeof(Stored), &needed);
   check(fits && needed == bytes.size(), "data_offsets span ", bytes.size(), " bytes, but ", shape, " has ",
         shape.count(), " elements of ", sizeof(Stored), " bytes");
-  const Tensor out = Tensor::empty(shape, {.dtype = dtype_of<Result>});
+  Tensor out = Tensor::empty(shape, {.dtype = dtype_of<Result>});
   if constexpr (std::is_same_v<Stored, Result>) {
     if (!bytes.empty()) std::memcpy(out.raw(), bytes.data(), bytes.size());
   } else {
@@ -124,6 +145,7 @@ Tensor copy_elements(const Shape& shape, Bytes bytes) {
       Stored value;
       std::memcpy(&value, bytes.data() + static_cast<std::size_t>(i) * sizeof(Stored), sizeof(Stored));
       check(std::in_range<Result>(value), "element ", i, " is ", value, ", which does not fit int64");
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, not a character
       out.data<Result>()[i] = static_cast<Result>(value);
     }
   }

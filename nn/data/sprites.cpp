@@ -103,7 +103,7 @@ std::string to_string(SpriteShape shape) {
 
 Tensor render_sprite(const SpriteFactors& factors, std::int64_t size) {
   check(size >= 1, "render_sprite: size ", size, " is not legal; legal is 1 or more");
-  const Tensor image = Tensor::empty({3, size, size});
+  Tensor image = Tensor::empty({3, size, size});
   render(factors, size, {image.data<float>(), static_cast<std::size_t>(image.count())});
   return image;
 }
