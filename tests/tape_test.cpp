@@ -194,6 +194,17 @@ TEST(Tape, AddsManyUsesWithoutTouchingWhatIsShared) {
   EXPECT_THAT(outer.gradient(sum_to(g[0], {}), {a})[0].tensor().to_vector<double>(), ElementsAre(2, 20));
 }
 
+TEST(Tape, AddsInPlaceOnlyWhatItMadeItself) {
+  const Variable a = leaf({1, 2}), b = leaf({5, 6});
+  const Tensor gy = Tensor::from({1., 10.}, {2});
+  Tape tape;
+  const Variable cube = a * a * a;
+  tape.backward(cube + (a + b), {.gradient = gy});  // gy itself is the first gradient of a, b and cube
+  EXPECT_THAT(a.grad().tensor().to_vector<double>(), ElementsAre(3 + 1, 10 * (12 + 1)));
+  EXPECT_THAT(b.grad().tensor().to_vector<double>(), ElementsAre(1, 10));
+  EXPECT_THAT(gy.to_vector<double>(), ElementsAre(1, 10));
+}
+
 TEST(Tape, AddsInPlaceWhereNothingRecords) {
   const Variable x = Variable::parameter(Tensor::ones({1000}));
   const auto allocations = [&](int uses) {
@@ -304,6 +315,11 @@ TEST(Tape, AnErrorLeavesGradientsAndTheTapeUsable) {
   const Variable bad = call<Failing>({x}) * z;
   EXPECT_THAT(error_of([&] { tape.backward(bad); }), HasSubstr("no way back"));
   EXPECT_FALSE(x.grad().defined() || z.grad().defined());
+  const Variable a = leaf({2}), b = leaf({3});
+  b.register_hook([](const Variable&) -> Variable { throw Error("a hook fails"); });
+  const Variable product = a * b;
+  EXPECT_THAT(error_of([&] { tape.backward(product); }), HasSubstr("a hook fails"));
+  EXPECT_FALSE(a.grad().defined() || b.grad().defined());
   const Variable later = good * 2.0;  // it still records
   tape.backward(later);
   EXPECT_DOUBLE_EQ(z.grad().item(), 12);
