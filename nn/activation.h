@@ -1,8 +1,9 @@
-// Activation functions as modules. See ops/activation.h for the formulas.
+// Activation functions as modules. See ops/activation.h and ops/softmax.h for the formulas.
 #pragma once
 
 #include <tapedeck/nn/module.h>
 #include <tapedeck/ops/activation.h>
+#include <tapedeck/ops/softmax.h>
 
 namespace tapedeck::nn {
 
@@ -106,6 +107,36 @@ class Hardtanh final : public Module {
   Variable forward(const Variable& x) override { return hardtanh(x, options_.min_val, options_.max_val); }
   const char* kind() const override { return "Hardtanh"; }
   std::string details() const override { return concat(options_.min_val, " to ", options_.max_val); }
+
+ private:
+  Options options_;
+};
+
+class Softmax final : public Module {
+ public:
+  struct Options {
+    int dim = 1;
+  };
+  Softmax() : Softmax(Options{}) {}
+  explicit Softmax(const Options& options) : options_(options) {}
+  Variable forward(const Variable& x) override { return softmax(x, options_.dim); }
+  const char* kind() const override { return "Softmax"; }
+  std::string details() const override { return concat("dimension ", options_.dim); }
+
+ private:
+  Options options_;
+};
+
+class LogSoftmax final : public Module {
+ public:
+  struct Options {
+    int dim = 1;
+  };
+  LogSoftmax() : LogSoftmax(Options{}) {}
+  explicit LogSoftmax(const Options& options) : options_(options) {}
+  Variable forward(const Variable& x) override { return log_softmax(x, options_.dim); }
+  const char* kind() const override { return "LogSoftmax"; }
+  std::string details() const override { return concat("dimension ", options_.dim); }
 
  private:
   Options options_;

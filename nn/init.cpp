@@ -127,8 +127,9 @@ void bilinear_(const Variable& w) {
   check(co > 0 && ci % co == 0, "bilinear_: the weight has shape ", w.shape(),
         "; the output channels of a group, ", co, ", must divide the input channels, ", ci);
   const auto hat = [](std::int64_t at, std::int64_t kernel) {
-    const double middle = static_cast<double>(kernel - 1) / 2, reach = static_cast<double>((kernel + 1) / 2);
-    return 1 - std::abs(static_cast<double>(at) - middle) / reach;
+    const std::int64_t reach = (kernel + 1) / 2;
+    const double middle = static_cast<double>(kernel - 1) / 2;
+    return 1 - std::abs(static_cast<double>(at) - middle) / static_cast<double>(reach);
   };
   std::vector<double> values(static_cast<std::size_t>(w.count()), 0.0);
   for (std::int64_t c = 0; c < ci; ++c) {
@@ -167,9 +168,10 @@ void conv_transpose2d_variance_(const Variable& w, const ConvTransposeVarianceOp
         options.groups, " is not legal; legal are the divisors of the input channels, ", w.size(0));
   check(options.stride.h >= 1 && options.stride.w >= 1, "conv_transpose2d_variance_: stride {",
         options.stride.h, ", ", options.stride.w, "} is not legal; legal is 1 or more");
+  const std::int64_t group_ci = w.size(0) / options.groups;
   const double taps_h = static_cast<double>(w.size(2)) / static_cast<double>(options.stride.h);
   const double taps_w = static_cast<double>(w.size(3)) / static_cast<double>(options.stride.w);
-  const double summed = static_cast<double>(w.size(0) / options.groups) * taps_h * taps_w;
+  const double summed = static_cast<double>(group_ci) * taps_h * taps_w;
   tapedeck::normal_(w.tensor(), 0, options.gain / std::sqrt(summed), generator);
 }
 

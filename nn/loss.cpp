@@ -11,6 +11,7 @@
 #include <tapedeck/ops/loss.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/shape.h>
+#include <tapedeck/ops/softmax.h>
 
 namespace tapedeck::nn {
 
@@ -82,17 +83,15 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
   check(options.label_smoothing >= 0 && options.label_smoothing <= 1, "cross_entropy: label_smoothing ",
         options.label_smoothing, " is not legal; legal is [0, 1]");
   const Variable counted = ne(target, static_cast<double>(options.ignore_index));  // uint8
-  const Variable weight = cast(counted, logits.dtype());
   const Variable index = unsqueeze(target * cast(counted, DType::int64), 1);  // 0 where ignored
 
-  const Variable shifted = logits - max(logits, {1}, true).detach();
-  const Variable log_p = shifted - log(sum(exp(shifted), {1}, true));
+  const Variable log_p = log_softmax(logits, 1);
   Variable losses = -squeeze(gather(log_p, 1, index), 1);
   if (options.label_smoothing > 0) {
     losses = losses * (1 - options.label_smoothing) - mean(log_p, {1}) * options.label_smoothing;
   }
-  losses = losses * weight;
-  if (options.reduction == Reduction::mean) return sum(losses) / sum(weight);
+  losses = where(counted, losses, Tensor::zeros({}, {logits.dtype(), logits.device()}));
+  if (options.reduction == Reduction::mean) return sum(losses) / cast(sum(counted), logits.dtype());
   return reduce(losses, options.reduction);
 }
 
@@ -115,11 +114,11 @@ Variable ssim(const Variable& x, const Variable& y, const SsimOptions& options) 
     return cast(ssim(cast(x, DType::float32), cast(y, DType::float32), options), x.dtype());
   }
 
-  const std::int64_t n = x.size(0), c = x.size(1);
+  const std::int64_t n = x.size(0), c = x.size(1), middle = size / 2;
   std::vector<double> window;
   double total = 0;
   for (std::int64_t i = 0; i < size; ++i) {
-    const double at = static_cast<double>(i - size / 2) / options.sigma;
+    const double at = static_cast<double>(i - middle) / options.sigma;
     window.push_back(std::exp(-0.5 * at * at));
     total += window.back();
   }

@@ -184,8 +184,8 @@ using Row = std::array<std::string, 3>;  // what, shapes, count
 void add_rows(const std::string& indent, const std::string& name, const Module& module,
               std::vector<Row>& rows) {
   const std::string details = module.details();
-  std::string what = indent + (name.empty() ? "" : name + ": ") + module.kind();
-  if (!details.empty()) what += "(" + details + ")";
+  std::string what = concat(indent, name, name.empty() ? "" : ": ", module.kind());
+  if (!details.empty()) what += concat("(", details, ")");
   std::string shapes;
   std::int64_t count = 0;
   for (const auto& [path, parameter] : module.named_parameters()) {
@@ -195,7 +195,7 @@ void add_rows(const std::string& indent, const std::string& name, const Module& 
   }
   rows.push_back({what, shapes, count > 0 ? std::to_string(count) : ""});
   for (const auto& [child_name, child] : module.named_children()) {
-    add_rows(indent + "  ", child_name, *child, rows);
+    add_rows(concat(indent, "  "), child_name, *child, rows);
   }
 }
 
@@ -211,9 +211,10 @@ std::string to_string(const Module& module) {
   }
   std::string text;
   for (const auto& [what, shapes, count] : rows) {
-    std::string line = what + std::string(widths[0] - what.size() + 2, ' ') + shapes;
-    if (!count.empty())
-      line.append(widths[0] + 2 + widths[1] + 2 + widths[2] - line.size() - count.size(), ' ');
+    std::string line = what;
+    line.resize(widths[0] + 2, ' ');
+    line += shapes;
+    line.resize(widths[0] + widths[1] + widths[2] + 4 - count.size(), ' ');
     line += count;
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";

@@ -268,6 +268,14 @@ TEST(CrossEntropy, MatchesPyTorch) {
   EXPECT_NEAR(cross_entropy(x, target(2, 1), {.ignore_index = 1}).item(), 0.22580204923159933, 1e-14);
 }
 
+TEST(CrossEntropy, IgnoredPositionsMayHoldAnything) {
+  const double kNan = std::numeric_limits<double>::quiet_NaN();
+  const Variable x = Variable::parameter(Tensor::from<double>({0, 0, kNan, 1}, {2, 2}));
+  Tape tape;
+  const Variable loss = cross_entropy(x, Tensor::from<std::int64_t>({1, -100}, {2}));
+  EXPECT_NEAR(loss.item(), std::log(2.0), 1e-15);
+}
+
 TEST(CrossEntropy, PassesGradientChecks) {
   const Variable x = Variable::parameter(randn({2, 4, 3}, kDouble));
   const Tensor target = Tensor::from<std::int64_t>({0, 3, -100, 1, 1, 2}, {2, 3});

@@ -79,6 +79,26 @@ TEST(Activations, AreTheirFormulas) {
   }
 }
 
+TEST(Softmax, IsOverItsDimension) {
+  const Tensor x = randn({2, 3, 4}, kDouble);
+  for (const int dim : {0, 1, -1}) {
+    const auto p = Softmax({.dim = dim})(x).tensor().to_vector<double>();
+    const auto log_p = LogSoftmax({.dim = dim})(x).tensor().to_vector<double>();
+    const auto values = x.to_vector<double>();
+    const int d = dim < 0 ? 2 : dim;
+    const std::int64_t stride = d == 0 ? 12 : d == 1 ? 4 : 1, size = x.size(d);
+    for (std::int64_t i = 0; i < 24; ++i) {
+      const std::int64_t first = i - i / stride % size * stride;
+      double total = 0;
+      for (std::int64_t k = 0; k < size; ++k)
+        total += std::exp(values[static_cast<std::size_t>(first + k * stride)]);
+      const auto at = static_cast<std::size_t>(i);
+      EXPECT_NEAR(p[at], std::exp(values[at]) / total, 1e-14);
+      EXPECT_NEAR(log_p[at], values[at] - std::log(total), 1e-14);
+    }
+  }
+}
+
 Tensor ramp(const Shape& shape) {
   std::vector<double> values;
   for (std::int64_t i = 0; i < shape.count(); ++i) values.push_back(static_cast<double>(i));

@@ -105,7 +105,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
       problems += concat("; ", name, " is missing");
       return Tensor();
     }
-    const Tensor tensor = found->second;
+    Tensor tensor = found->second;
     given.erase(found);
     if (tensor.shape() == shape) return tensor;
     problems += concat("; ", name, " has shape ", tensor.shape(), "; legal is ", shape);

@@ -64,7 +64,8 @@ StepLR::StepLR(Optimizer& optimizer, const Options& options) : Scheduler(optimiz
 }
 
 double StepLR::lr(double lr0, std::int64_t t) const {
-  return lr0 * std::pow(options_.gamma, static_cast<double>(t / options_.step_size));
+  const std::int64_t drops = t / options_.step_size;
+  return lr0 * std::pow(options_.gamma, static_cast<double>(drops));
 }
 
 MultiStepLR::MultiStepLR(Optimizer& optimizer, const Options& options)
