@@ -27,6 +27,7 @@
 #include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/loss.h>
 #include <tapedeck/nn/module.h>
+#include <tapedeck/nn/norm.h>
 #include <tapedeck/nn/optim/adam.h>
 #include <tapedeck/nn/optim/average.h>
 #include <tapedeck/nn/optim/clip.h>

@@ -50,8 +50,11 @@ const std::map<std::string, F>& cases() {
       {"conv_transpose2d_everything",
        [](V x) {
          return conv_transpose2d(x[0], x[1], x[2],
-                                 {.stride = {3, 2}, .padding = {1, 2}, .output_padding = {2, 1},
-                                  .dilation = {2, 3}, .groups = 2});
+                                 {.stride = {3, 2},
+                                  .padding = {1, 2},
+                                  .output_padding = {2, 1},
+                                  .dilation = {2, 3},
+                                  .groups = 2});
        }},
       {"conv_transpose2d_empty_phases",
        [](V x) {
@@ -96,41 +99,82 @@ const std::map<std::string, F>& cases() {
       {"hardtanh", [](V x) { return hardtanh(x[0], -0.4, 0.6); }},
       {"softmax", [](V x) { return softmax(x[0], 1); }},
       {"log_softmax", [](V x) { return log_softmax(x[0], -1); }},
-      {"logsumexp", [](V x) { return logsumexp(x[0], {0, 2}); }},
-      {"sum", [](V x) { return sum(x[0], {0, 2}, true); }},
+      {"logsumexp",
+       [](V x) {
+         return logsumexp(x[0], {0, 2});
+       }},
+      {"sum",
+       [](V x) {
+         return sum(x[0], {0, 2}, true);
+       }},
       {"mean", [](V x) { return mean(x[0], {1}); }},
-      {"var", [](V x) { return var(x[0], {0, 2}); }},
+      {"var",
+       [](V x) {
+         return var(x[0], {0, 2});
+       }},
       {"var_biased", [](V x) { return var(x[0], {1}, {.correction = 0, .keepdim = true}); }},
       {"max", [](V x) { return max(x[0], {1}); }},
-      {"min", [](V x) { return min(x[0], {0, 2}, true); }},
-      {"permute", [](V x) { return permute(x[0], {2, 0, 1}); }},
-      {"cat", [](V x) { return cat({x[0], x[1]}, 1); }},
+      {"min",
+       [](V x) {
+         return min(x[0], {0, 2}, true);
+       }},
+      {"permute",
+       [](V x) {
+         return permute(x[0], {2, 0, 1});
+       }},
+      {"cat",
+       [](V x) {
+         return cat({x[0], x[1]}, 1);
+       }},
       {"slice", [](V x) { return slice(x[0], 1, 1, 5, 2); }},
-      {"pad", [](V x) { return pad(x[0], {1, 2, 0, 3}, 0.5); }},
+      {"pad",
+       [](V x) {
+         return pad(x[0], {1, 2, 0, 3}, 0.5);
+       }},
       {"gather", [](V x) { return gather(x[0], 1, x[1]); }},
       {"index_select", [](V x) { return index_select(x[0], 0, x[1]); }},
       {"batch_norm", [](V x) { return normalise(x, true); }},
       {"batch_norm_eval", [](V x) { return normalise(x, false); }},
       {"group_norm", [](V x) { return group_norm(x[0], 3, x[1], x[2], 1e-5); }},
-      {"layer_norm", [](V x) { return layer_norm(x[0], {4, 3}, x[1], x[2], 1e-5); }},
+      {"layer_norm",
+       [](V x) {
+         return layer_norm(x[0], {4, 3}, x[1], x[2], 1e-5);
+       }},
       {"max_pool2d",
        [](V x) {
          return max_pool2d(x[0],
                            {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
        }},
       {"max_pool2d_ceil",
-       [](V x) { return max_pool2d(x[0], {.kernel_size = 3, .stride = 2, .padding = 1, .ceil_mode = true}); }},
+       [](V x) {
+         return max_pool2d(x[0], {.kernel_size = 3, .stride = 2, .padding = 1, .ceil_mode = true});
+       }},
       {"avg_pool2d",
-       [](V x) { return avg_pool2d(x[0], {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = 1}); }},
+       [](V x) {
+         return avg_pool2d(x[0], {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = 1});
+       }},
       {"avg_pool2d_exclude_pad",
        [](V x) {
-         return avg_pool2d(x[0], {.kernel_size = 3, .stride = 2, .padding = 1, .ceil_mode = true,
-                                  .count_include_pad = false});
+         return avg_pool2d(
+             x[0],
+             {.kernel_size = 3, .stride = 2, .padding = 1, .ceil_mode = true, .count_include_pad = false});
        }},
-      {"adaptive_avg_pool2d", [](V x) { return adaptive_avg_pool2d(x[0], {3, 5}); }},
-      {"upsample_nearest2d", [](V x) { return upsample_nearest2d(x[0], {7, 9}); }},
-      {"upsample_bilinear2d", [](V x) { return upsample_bilinear2d(x[0], {7, 9}); }},
-      {"upsample_bilinear2d_corners", [](V x) { return upsample_bilinear2d(x[0], {7, 9}, true); }},
+      {"adaptive_avg_pool2d",
+       [](V x) {
+         return adaptive_avg_pool2d(x[0], {3, 5});
+       }},
+      {"upsample_nearest2d",
+       [](V x) {
+         return upsample_nearest2d(x[0], {7, 9});
+       }},
+      {"upsample_bilinear2d",
+       [](V x) {
+         return upsample_bilinear2d(x[0], {7, 9});
+       }},
+      {"upsample_bilinear2d_corners",
+       [](V x) {
+         return upsample_bilinear2d(x[0], {7, 9}, true);
+       }},
       {"pixel_shuffle", [](V x) { return pixel_shuffle(x[0], 2); }},
       {"mse_loss", [](V x) { return nn::mse_loss(x[0], x[1]); }},
       {"l1_loss", [](V x) { return nn::l1_loss(x[0], x[1]); }},
@@ -157,7 +201,8 @@ void compare(const std::string& name, const TensorMap& pack, DType dtype, double
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].requires_grad()) continue;
     ASSERT_TRUE(inputs[i].grad().defined()) << name << " input " << i;
-    EXPECT_LE(relative_error(inputs[i].grad().tensor(), pack.at(name + "/grad" + std::to_string(i))), tolerance)
+    EXPECT_LE(relative_error(inputs[i].grad().tensor(), pack.at(name + "/grad" + std::to_string(i))),
+              tolerance)
         << name << " gradient of input " << i;
   }
 }
@@ -187,16 +232,24 @@ struct Vae final : nn::Module {
   nn::Linear mu = register_module("mu", nn::Linear({.in_features = 32, .out_features = 4}));
   nn::Linear logvar = register_module("logvar", nn::Linear({.in_features = 32, .out_features = 4}));
   nn::Sequential decode = register_module(
-      "decode",
-      nn::Sequential(nn::Linear({.in_features = 4, .out_features = 32}), nn::ReLU(), nn::Unflatten({8, 2, 2}),
-                     nn::ConvTranspose2d({.in_channels = 8, .out_channels = 8, .kernel_size = 3, .stride = 2,
-                                          .padding = 1, .output_padding = 1}),
-                     nn::ReLU(),
-                     nn::ConvTranspose2d({.in_channels = 8, .out_channels = 4, .kernel_size = 3, .stride = 2,
-                                          .padding = 1, .output_padding = 1}),
-                     nn::ReLU(),
-                     nn::ConvTranspose2d(
-                         {.in_channels = 4, .out_channels = 1, .kernel_size = 3, .stride = 1, .padding = 1})));
+      "decode", nn::Sequential(
+                    nn::Linear({.in_features = 4, .out_features = 32}), nn::ReLU(), nn::Unflatten({8, 2, 2}),
+                    nn::ConvTranspose2d({.in_channels = 8,
+                                         .out_channels = 8,
+                                         .kernel_size = 3,
+                                         .stride = 2,
+                                         .padding = 1,
+                                         .output_padding = 1}),
+                    nn::ReLU(),
+                    nn::ConvTranspose2d({.in_channels = 8,
+                                         .out_channels = 4,
+                                         .kernel_size = 3,
+                                         .stride = 2,
+                                         .padding = 1,
+                                         .output_padding = 1}),
+                    nn::ReLU(),
+                    nn::ConvTranspose2d(
+                        {.in_channels = 4, .out_channels = 1, .kernel_size = 3, .stride = 1, .padding = 1})));
 
   Variable loss(const Variable& x, const Variable& noise) {
     const Variable h = encode(flatten(x, 1));
@@ -208,15 +261,23 @@ struct Vae final : nn::Module {
 
 struct Dcgan final : nn::Module {
   nn::Sequential decode = register_module(
-      "decode",
-      nn::Sequential(nn::ConvTranspose2d({.in_channels = 6, .out_channels = 16, .kernel_size = 4, .bias = false}),
-                     nn::BatchNorm2d({.num_features = 16}), nn::ELU(),
-                     nn::ConvTranspose2d({.in_channels = 16, .out_channels = 8, .kernel_size = 4, .stride = 2,
-                                          .padding = 1, .bias = false}),
-                     nn::BatchNorm2d({.num_features = 8}), nn::ELU(),
-                     nn::ConvTranspose2d({.in_channels = 8, .out_channels = 3, .kernel_size = 4, .stride = 2,
-                                          .padding = 1, .bias = false}),
-                     nn::Tanh()));
+      "decode", nn::Sequential(nn::ConvTranspose2d(
+                                   {.in_channels = 6, .out_channels = 16, .kernel_size = 4, .bias = false}),
+                               nn::BatchNorm2d({.num_features = 16}), nn::ELU(),
+                               nn::ConvTranspose2d({.in_channels = 16,
+                                                    .out_channels = 8,
+                                                    .kernel_size = 4,
+                                                    .stride = 2,
+                                                    .padding = 1,
+                                                    .bias = false}),
+                               nn::BatchNorm2d({.num_features = 8}), nn::ELU(),
+                               nn::ConvTranspose2d({.in_channels = 8,
+                                                    .out_channels = 3,
+                                                    .kernel_size = 4,
+                                                    .stride = 2,
+                                                    .padding = 1,
+                                                    .bias = false}),
+                               nn::Tanh()));
 
   Variable loss(const Variable& z, const Variable& target) { return nn::mse_loss(decode(z), target); }
 };
@@ -227,7 +288,8 @@ using MakeOptimizer = std::function<OptimizerPtr(const Variables&, double rate)>
 const std::map<std::string, MakeOptimizer>& optimizers() {
   using P = const Variables&;
   static const std::map<std::string, MakeOptimizer> table = {
-      {"sgd", [](P p, double r) { return std::make_unique<optim::SGD>(p, optim::SGD::Options{.lr = 0.2 * r}); }},
+      {"sgd",
+       [](P p, double r) { return std::make_unique<optim::SGD>(p, optim::SGD::Options{.lr = 0.2 * r}); }},
       {"sgd_momentum",
        [](P p, double r) {
          return std::make_unique<optim::SGD>(
@@ -245,7 +307,8 @@ const std::map<std::string, MakeOptimizer>& optimizers() {
       {"adam_weight_decay",
        [](P p, double r) {
          return std::make_unique<optim::Adam>(
-             p, optim::Adam::Options{.lr = 1e-3 * r, .betas = {0.5, 0.99}, .eps = 1e-3, .weight_decay = 1e-3});
+             p,
+             optim::Adam::Options{.lr = 1e-3 * r, .betas = {0.5, 0.99}, .eps = 1e-3, .weight_decay = 1e-3});
        }},
       {"adamw",
        [](P p, double r) {
@@ -285,7 +348,9 @@ const std::map<std::string, MakeSchedule>& schedules() {
   static const std::map<std::string, MakeSchedule> table = {
       {"step", [](O o) { return schedule<optim::StepLR>(o, {.step_size = 20, .gamma = 0.5}); }},
       {"multi_step",
-       [](O o) { return schedule<optim::MultiStepLR>(o, {.milestones = {15, 40, 70}, .gamma = 0.3}); }},
+       [](O o) {
+         return schedule<optim::MultiStepLR>(o, {.milestones = {15, 40, 70}, .gamma = 0.3});
+       }},
       {"exponential", [](O o) { return schedule<optim::ExponentialLR>(o, {.gamma = 0.97}); }},
       {"cosine", [](O o) { return schedule<optim::CosineAnnealingLR>(o, {.t_max = 80, .eta_min = 1e-4}); }},
       {"cosine_warm_restarts",
@@ -360,7 +425,8 @@ void compare_traces(const std::string& model) {
     const std::string optimizer = run.substr(0, slash);
     const std::string scheduler = slash == std::string::npos ? "" : run.substr(slash + 1);
     const Trace exact = train<M>(pack, model, optimizer, scheduler, DType::float64);
-    EXPECT_LE(worst_relative(exact.losses, tensor.template to_vector<double>()), 1e-9) << key << " in float64";
+    EXPECT_LE(worst_relative(exact.losses, tensor.template to_vector<double>()), 1e-9)
+        << key << " in float64";
     const Trace single = train<M>(pack, model, optimizer, scheduler, DType::float32);
     EXPECT_LE(worst_relative(single.losses, pack.at(key + "/losses_float32").to_vector<double>()), 1e-5)
         << key << " in float32";
@@ -372,8 +438,12 @@ void compare_traces(const std::string& model) {
   EXPECT_EQ(compared, optimizers().size() + schedules().size());
 }
 
-TEST(Parity, VaeTraces) { compare_traces<Vae>("vae"); }
-TEST(Parity, DcganTraces) { compare_traces<Dcgan>("dcgan"); }
+TEST(Parity, VaeTraces) {
+  compare_traces<Vae>("vae");
+}
+TEST(Parity, DcganTraces) {
+  compare_traces<Dcgan>("dcgan");
+}
 
 }  // namespace
 }  // namespace tapedeck
