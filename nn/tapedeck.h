@@ -26,6 +26,7 @@
 #include <tapedeck/nn/init.h>
 #include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/loss.h>
+#include <tapedeck/nn/model_description.h>
 #include <tapedeck/nn/module.h>
 #include <tapedeck/nn/norm.h>
 #include <tapedeck/nn/optim/adam.h>
