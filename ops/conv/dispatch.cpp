@@ -5,6 +5,7 @@
 
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 
@@ -82,6 +83,9 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   in_computing_type(x, y, {}, w,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
                       if (is_matrix(g, y)) return matrix_weight_grad<T>(g, a, b, out);
+                      if (lanes_of<T>(ConvMap(g, Direction::transposed)) == Lanes::channelwise) {
+                        return channelwise_weight_grad<T>(g, a, b, out);
+                      }
                       weight_grad<T>(g, a, b, out);
                     });
 }

@@ -13,6 +13,11 @@ void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tens
 template <class T>
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
+/// channelwise_weight_grad.cpp. The same, for narrow groups.
+template <class T>
+void channelwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                             const Tensor& w);
+
 /// matrix.cpp. Where is_matrix(): one pixel to a map of the kernel's size, y row-major.
 bool is_matrix(const ConvTranspose2dGeometry& g, const Tensor& y);
 template <class T>

@@ -55,4 +55,31 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                });
 }
 
+/// The same for groups of `read` channels, of which `lanes` channels of another tensor each read all: channel
+/// (f, t), f < read, of a copied pixel of `pixel` elements is channel f of the group of lane t. Lanes are
+/// padded with zeros to pixel/read.
+template <class T>
+void copy_for_lanes(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
+                    std::int64_t read, std::int64_t lanes, std::int64_t pixel, T* to) {
+  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3), count = c * h * w;
+  const std::int64_t all = c / read * lanes, width = pixel / read;
+  const T* from = images.data<T>();
+  const bool planar = images.layout() == Layout::nchw;
+  const std::int64_t channel_step = planar ? h * w : 1, pixel_step = planar ? 1 : c;
+  parallel_for((end - begin) * h, 1 + (1 << 14) / (pixel * w), [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::int64_t n = i / h, row = i % h;
+      const T* in = from + (begin + n) * count + row * w * pixel_step;
+      T* out = to + n * like.image_step + row * like.h_step;
+      for (std::int64_t channel = 0; channel < pixel; ++channel) {
+        const std::int64_t f = channel / width, t = channel % width;
+        const T* source = in + (t / lanes * read + f) * channel_step;
+        for (std::int64_t p = 0; p < w; ++p) {
+          out[p * like.w_step + channel] = t < all ? source[p * pixel_step] : T(0);
+        }
+      }
+    }
+  });
+}
+
 }  // namespace tapedeck::cpu

@@ -186,7 +186,8 @@ class WeightGrad {
                            sums_.data() + ((taps + kw) * rows_ + row) * width_ + panel.first,
                            width_,
                            rows,
-                           panel.vectors};
+                           panel.vectors,
+                           0};
       std::copy_n(lanes_are_x_ ? y_step : x_step, 3, task.a_step);
       std::copy_n(lanes_are_x_ ? x_step : y_step, 3, task.b_step);
       kernels_.outer(task);

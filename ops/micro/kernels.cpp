@@ -7,6 +7,7 @@ namespace {
 #include <tapedeck/ops/micro/vector.inl>
 
 #include <tapedeck/ops/micro/outer.inl>
+#include <tapedeck/ops/micro/products.inl>
 #include <tapedeck/ops/micro/rows.inl>
 #include <tapedeck/ops/micro/transpose.inl>
 
@@ -21,7 +22,9 @@ constexpr Kernels<T> kKernels = {
     .max_dots = kMaxDots<T>,
     .rows = rows<T>,
     .dots = dots<T>,
+    .products = products<T>,
     .outer = outer<T>,
+    .product_sums = product_sums<T>,
     .transpose = transpose<T>,
 };
 

@@ -25,7 +25,8 @@ struct Run {
 
 /// C[m,:] = start + the sum over runs and k of A[m, run.a + k] * panel[run.b/width + k, :] for m < rows.
 /// Everything a convolution or a matrix product does with packed weights. For kernels.dots the panel is
-/// transposed: panel[:, run.b + k], with panel_step between its rows; run lengths are whole vectors.
+/// transposed: panel[:, run.b + k], with panel_step between its rows; run lengths are whole vectors. For
+/// kernels.products a run has length 1 and C[m,:] gets A[m, run.a + :] * panel[run.b + :], lane by lane.
 template <class T>
 struct Rows {
   const T* a;
@@ -35,7 +36,7 @@ struct Rows {
   const Run* runs;
   std::int64_t run_count;
   const T* start;   // a row as wide as the panel, or null for zeros
-  bool accumulate;  // start from C instead; not for dots
+  bool accumulate;  // start from C instead; for rows only
   T* c;
   std::int64_t c_step;
   std::int64_t rows;
@@ -44,6 +45,8 @@ struct Rows {
 
 /// C[m,:] += the sum over i, j, k of A[i,j,k,m] * B[i,j,k,:] for m < rows, where A[i,j,k,m] is
 /// a[i*a_step[0] + j*a_step[1] + k*a_step[2] + m], and B likewise; C has `vectors` whole vectors in a row.
+/// For kernels.product_sums C[m,:] gets A[i,j,k,m,:] * B[i,j,k,:], lane by lane, with a_row between the rows
+/// m of A.
 template <class T>
 struct Outer {
   const T* a;
@@ -53,6 +56,7 @@ struct Outer {
   std::int64_t c_step;
   std::int64_t rows;
   std::int64_t vectors;  // at most max_vectors
+  std::int64_t a_row;    // for product_sums
 };
 
 /// out[offset(j) + i] = in[i*in_step + j] for i < rows, j < columns; offset(j) is offsets[j], or
@@ -75,7 +79,9 @@ struct Kernels {
   std::int64_t max_dots;
   void (*rows)(const Rows<T>&);
   void (*dots)(const Rows<T>&);
+  void (*products)(const Rows<T>&);
   void (*outer)(const Outer<T>&);
+  void (*product_sums)(const Outer<T>&);
   void (*transpose)(const Transpose<T>&);
 };
 

@@ -1,0 +1,156 @@
+#include <tapedeck/ops/conv/pack.h>
+
+#include <algorithm>
+
+#include <tapedeck/core/parallel.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+std::int64_t padded(std::int64_t channels, std::int64_t lanes) {
+  return (channels + lanes - 1) / lanes * lanes;
+}
+
+/// For each group, panels of up to `most` units of `unit` channels, as equal as can be.
+std::vector<Panel> make_panels(std::int64_t groups, std::int64_t channels, std::int64_t unit,
+                               std::int64_t most, std::int64_t column) {
+  const std::int64_t units = (channels + unit - 1) / unit, count = (units + most - 1) / most;
+  std::vector<Panel> panels;
+  std::int64_t offset = 0;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t first = units * i / count * unit, width = units * (i + 1) / count * unit - first;
+      panels.push_back({g, first, std::min(width, channels - first), width, offset});
+      offset += width * column;
+    }
+  }
+  return panels;
+}
+
+/// Where tap k's slot lies, in slots.
+std::int64_t slot(const ConvMap& map, std::int64_t k) {
+  const auto kernel_w = static_cast<std::int64_t>(map.w.slot_of_tap.size());
+  return map.h.slot_of_tap[static_cast<std::size_t>(k / kernel_w)] * kernel_w +
+         map.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
+}
+
+template <class T>
+void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed) {
+  const auto& kernels = micro::kernels<T>();
+  const std::int64_t taps = map.taps(), channels = map.from_channels;
+  parallel_for(static_cast<std::int64_t>(packed.panels.size()) * channels,
+               1 + (1 << 14) / (taps * packed.width), [&](std::int64_t begin, std::int64_t end) {
+                 std::vector<std::int64_t> offsets(static_cast<std::size_t>(taps));
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const Panel& p = packed.panels[static_cast<std::size_t>(i / channels)];
+                   const std::int64_t f = i % channels;
+                   T* to = packed.weights.data() + p.offset + f * p.width;
+                   for (std::int64_t k = 0; k < taps; ++k) {
+                     const std::int64_t at = slot(map, k) * channels * p.width;
+                     offsets[static_cast<std::size_t>(k)] = at;
+                     std::fill(to + at + p.columns, to + at + p.width, T(0));
+                   }
+                   const std::int64_t at = map.weight_index(p.group, f, p.channel, 0);
+                   const std::int64_t next = map.weight_index(p.group, f, p.channel + 1, 0);
+                   kernels.transpose({from + at, next - at, p.columns, taps, to, 0, offsets.data()});
+                 }
+               });
+}
+
+template <class T>
+void pack_thin(const ConvMap& map, const T* from, const Packed<T>& packed) {
+  const std::int64_t taps = map.taps();
+  for (const Panel& p : packed.panels) {
+    for (std::int64_t i = 0; i < p.columns * taps; ++i) {
+      const std::int64_t t = i / taps, k = i % taps;
+      T* to = packed.weights.data() + p.offset + (t * taps + slot(map, k)) * packed.depth;
+      for (std::int64_t f = 0; f < packed.depth; ++f) {
+        to[f] = f < map.from_channels ? from[map.weight_index(p.group, f, p.channel + t, k)] : T(0);
+      }
+    }
+  }
+}
+
+template <class T>
+void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed) {
+  for (const Panel& p : packed.panels) {
+    for (std::int64_t i = 0; i < map.taps() * map.from_channels; ++i) {
+      const std::int64_t k = i / map.from_channels, f = i % map.from_channels;
+      T* to = packed.weights.data() + p.offset + (slot(map, k) * map.from_channels + f) * p.width;
+      for (std::int64_t lane = 0; lane < p.width; ++lane) {
+        const std::int64_t t = p.channel + lane;
+        to[lane] =
+            lane < p.columns ? from[map.weight_index(t / map.to_channels, f, t % map.to_channels, k)] : T(0);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+Lanes lanes_of(const ConvMap& map) {
+  const std::int64_t lanes = micro::kernels<T>().lanes, from = map.from_channels, to = map.to_channels;
+  const auto filled = [&](std::int64_t channels) {
+    return static_cast<double>(channels) / static_cast<double>(padded(channels, lanes));
+  };
+  // A thin panel pays for the sums over lanes at the end, a channelwise one loads for every product.
+  if (to <= lanes / 3 && (map.groups == 1 || from % lanes == 0) && filled(to) < filled(from))
+    return Lanes::thin;
+  if (map.groups > 1 && filled(to) < 0.4 * filled(map.groups * to)) return Lanes::channelwise;
+  return Lanes::wide;
+}
+
+template <class T>
+Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias) {
+  const auto& kernels = micro::kernels<T>();
+  const std::int64_t lanes = kernels.lanes, taps = map.taps(), all = map.groups * map.to_channels;
+  Packed<T> packed;
+  packed.lanes = lanes_of<T>(map);
+  packed.depth = map.from_channels;
+  packed.pixel = map.groups * map.from_channels;
+  std::int64_t unit = lanes, most = kernels.max_vectors, groups = map.groups, channels = map.to_channels;
+  if (packed.lanes == Lanes::thin) {
+    packed.depth = padded(map.from_channels, lanes);
+    packed.pixel = map.groups * packed.depth;
+    unit = 1;
+    most = kernels.max_dots;
+  } else if (packed.lanes == Lanes::channelwise) {
+    packed.pixel = map.from_channels * padded(all, lanes);
+    groups = 1;
+    channels = all;
+  }
+  packed.panels = make_panels(groups, channels, unit, most, taps * packed.depth);
+  packed.width = packed.panels.back().width;
+  packed.weights = Scratch<T>(packed.panels.back().offset + packed.width * taps * packed.depth);
+  switch (packed.lanes) {
+    case Lanes::wide:
+      packed.tile = kernels.tile_rows[packed.width / lanes];
+      pack_wide(map, w.data<T>(), packed);
+      break;
+    case Lanes::thin:
+      packed.tile = std::min<std::int64_t>(8, lanes / packed.width);
+      pack_thin(map, w.data<T>(), packed);
+      break;
+    case Lanes::channelwise:
+      packed.tile = 4;
+      pack_channelwise(map, w.data<T>(), packed);
+      break;
+  }
+  if (bias.defined()) {
+    const std::int64_t zeros = lanes * kernels.max_vectors;
+    packed.has_start = true;
+    packed.start = Scratch<T>(all + zeros);
+    std::copy_n(bias.data<T>(), all, packed.start.data());
+    std::fill_n(packed.start.data() + all, zeros, T(0));
+  }
+  return packed;
+}
+
+template Lanes lanes_of<float>(const ConvMap&);
+template Lanes lanes_of<double>(const ConvMap&);
+template Packed<float> pack<float>(const ConvMap&, const Tensor&, const Tensor&);
+template Packed<double> pack<double>(const ConvMap&, const Tensor&, const Tensor&);
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,46 @@
+// How channels meet the lanes of vectors, and the weights packed for it.
+#pragma once
+
+#include <vector>
+
+#include <tapedeck/ops/conv/plan.h>
+#include <tapedeck/ops/micro/kernels.h>
+#include <tapedeck/ops/micro/scratch.h>
+
+namespace tapedeck::cpu {
+
+enum class Lanes : std::uint8_t {
+  wide,         ///< result channels of a group: panels [slot][f][t]
+  thin,         ///< channels that are read, where result channels are few: [t][slot][f], f in whole vectors
+  channelwise,  ///< result channels of all groups, where groups are narrow: [slot][f][t]; each lane reads its
+                ///< own
+};
+
+/// Result channels [channel, channel + columns) of a group (of all groups if channelwise), and where their
+/// weights are packed. The last panel is the widest.
+struct Panel {
+  std::int64_t group, channel, columns, width, offset;
+};
+
+template <class T>
+struct Packed {
+  Lanes lanes = Lanes::wide;
+  std::int64_t depth = 0;  // elements of a column of a panel for each slot
+  std::int64_t pixel = 0;  // elements of a pixel that is read
+  std::vector<Panel> panels;
+  std::int64_t width = 0;  // of the widest panel
+  std::int64_t tile = 0;   // rows of its tile
+  Scratch<T> weights;
+  Scratch<T> start;  // the bias and some zeros
+  bool has_start = false;
+};
+
+/// Which lanes suit the channels of a call.
+template <class T>
+Lanes lanes_of(const ConvMap& map);
+
+/// The weights of a call; bias may be undefined.
+template <class T>
+Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias);
+
+}  // namespace tapedeck::cpu
