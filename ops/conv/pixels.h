@@ -35,7 +35,7 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
   const auto& kernels = micro::kernels<T>();
   // Rows of an image that are copied at once: whole planes have equal steps in both axes.
   const bool whole = like.h_step == w * like.w_step;
-  const std::int64_t band = whole ? std::min<std::int64_t>(h, (63 + w) / w) : 1,
+  const std::int64_t band = whole ? std::min<std::int64_t>(h, (255 + w) / w) : 1,
                      bands = (h + band - 1) / band;
   parallel_for((end - begin) * bands, 1 + (1 << 14) / (c * band * w),
                [&](std::int64_t first, std::int64_t last) {

@@ -39,16 +39,24 @@ inline void transpose_block(const Transpose<T>& t, std::int64_t i0, std::int64_t
   }
 }
 
+/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart.
 template <class T, class Offset>
 inline void transpose_all(const Transpose<T>& t, Offset offset) {
   constexpr int B = kBlock<T>;
+  constexpr int kLine = 64 / sizeof(T);
   const std::int64_t rows = t.rows / B * B, columns = t.columns / B * B;
-  // Where rows are far apart, a line of each is read whole: at steps of a power of two they would not all
-  // stay in the cache.
-  const std::int64_t step = t.in_step > t.out_step ? 64 / sizeof(T) : B;
-  for (std::int64_t first = 0; first < columns; first += step) {
-    for (std::int64_t i = 0; i < rows; i += B) {
-      for (std::int64_t j = first; j < columns && j < first + step; j += B) transpose_block(t, i, j, offset);
+  const auto line_block = [&](std::int64_t i0, std::int64_t j0) {
+    for (std::int64_t i = i0; i < rows && i < i0 + kLine; i += B) {
+      for (std::int64_t j = j0; j < columns && j < j0 + kLine; j += B) transpose_block(t, i, j, offset);
+    }
+  };
+  if (t.in_step > t.out_step) {
+    for (std::int64_t i = 0; i < rows; i += kLine) {
+      for (std::int64_t j = 0; j < columns; j += kLine) line_block(i, j);
+    }
+  } else {
+    for (std::int64_t j = 0; j < columns; j += kLine) {
+      for (std::int64_t i = 0; i < rows; i += kLine) line_block(i, j);
     }
   }
   for (std::int64_t j = 0; j < t.columns; ++j) {
