@@ -48,6 +48,8 @@ void expect_call(std::initializer_list<float> x, std::initializer_list<float> w,
 TEST(ClassicMistake, FlippedKernel) {
   // One pixel paints the kernel as it stands.
   expect_call({2}, {1, 3, 5}, {}, {7, 11, 13}, {2, 6, 10}, {7 + 33 + 65}, {14, 22, 26});
+  expect_call({2, 0}, {1, 3, 5}, {}, {7, 11, 13, 17}, {2, 6, 10, 0}, {7 + 33 + 65, 11 + 39 + 85},
+              {14, 22, 26});
 }
 
 TEST(ClassicMistake, DroppedTap) {
@@ -65,6 +67,16 @@ TEST(ClassicMistake, TruncatedDivision) {
   // Padding cuts off what lies before the first output: o = -2 and -1 are nowhere.
   expect_call({1, 10, 100}, {1, 2, 3}, {.padding = {0, 2}}, {1}, {1 * 3 + 10 * 2 + 100 * 1}, {3, 2, 1},
               {100, 10, 1});
+  // The same i = -1 where the row or the image before lies in memory.
+  for_each_path([] {
+    const Tensor x = Tensor::from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f}, {2, 1, 2, 2});
+    EXPECT_THAT(
+        values(conv_transpose2d(x, row({2, 5}), {}, {.stride = {1, 2}, .dilation = {1, 3}})),
+        ElementsAre(2, 0, 4, 5, 0, 10, 6, 0, 8, 15, 0, 20, 10, 0, 12, 25, 0, 30, 14, 0, 16, 35, 0, 40));
+    EXPECT_THAT(
+        values(conv_transpose2d(x, column({2, 5}), {}, {.stride = {2, 1}, .dilation = {3, 1}})),
+        ElementsAre(2, 4, 0, 0, 6, 8, 5, 10, 0, 0, 15, 20, 10, 12, 0, 0, 14, 16, 25, 30, 0, 0, 35, 40));
+  });
 }
 
 TEST(ClassicMistake, ShiftedByOutputPadding) {
@@ -91,6 +103,18 @@ TEST(ClassicMistake, WeightReadAsOfAConvolution) {
     // As square matrices both readings have legal shapes: only values tell.
     EXPECT_THAT(values(conv_transpose2d(x, w2)), ElementsAre(31, 42));
     EXPECT_THAT(values(conv2d(x, w2)), ElementsAre(21, 43));
+    // The same of more than one pixel, in two groups: y0 = x0 + 10*3 and so on.
+    const Tensor pixels = Tensor::from({1.f, 2.f, 10.f, 20.f, 100.f, 200.f, 1000.f, 2000.f}, {1, 4, 1, 2});
+    const Tensor groups = Tensor::from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f}, {4, 2, 1, 1});
+    const Variable vg = Variable::parameter(groups);
+    Tape outer;
+    const Variable many = conv_transpose2d(pixels, vg, {}, {.groups = 2});
+    EXPECT_THAT(values(many), ElementsAre(31, 62, 42, 84, 7500, 15000, 8600, 17200));
+    const Tensor ones = Tensor::from({1.f, 0.f, 0.f, 1.f, 1.f, 0.f, 0.f, 1.f}, {1, 4, 1, 2});
+    EXPECT_THAT(values(outer.gradient(many, {vg}, {.gradient = ones})[0]),
+                ElementsAre(1, 2, 10, 20, 100, 200, 1000, 2000));
+    EXPECT_THAT(values(conv2d(pixels, groups, {}, {.groups = 2})),
+                ElementsAre(21, 42, 43, 86, 6500, 13000, 8700, 17400));
     const Variable vw = Variable::parameter(w2);
     Tape tape;
     const Variable y = conv_transpose2d(x, vw);
@@ -120,6 +144,35 @@ TEST(ClassicMistake, DilationLeftOutOfTheSize) {
 }
 
 TEST(ClassicMistake, OnlyBatchZero) {
+  // Each image of a batch as it is alone, for few and many images, one pixel and many.
+  for_each_path([] {
+    for (std::int64_t n : {3, 30}) {
+      for (std::int64_t width : {1, 2, 20}) {
+        std::vector<float> v;
+        for (std::int64_t i = 0; i < n * width; ++i) v.push_back(static_cast<float>(i * i % 17));
+        const Tensor x = Tensor::from(v, {n, 1, 1, width});
+        const ConvTranspose2dOptions options{.stride = {1, 2}, .padding = {0, 1}};
+        const std::vector<float> y = values(conv_transpose2d(x, row({1, 2, 3}), {}, options));
+        const Tensor gy = Tensor::from(y, {n, 1, 1, 2 * width - 1});
+        const std::vector<float> gx =
+            values(conv2d(gy, row({1, 2, 3}), {}, {.stride = {1, 2}, .padding = {0, 1}}));
+        const std::vector<float> gw = values(conv_transpose2d_weight_grad(x, gy, {1, 3}, options));
+        float middle = 0;  // tap 1 meets x[i] and y[2i]
+        for (std::int64_t i = 0; i < n; ++i) {
+          const std::size_t at = static_cast<std::size_t>(i * width),
+                            to = static_cast<std::size_t>(i * (2 * width - 1));
+          for (std::size_t p = 0; p < static_cast<std::size_t>(width); ++p) {
+            ASSERT_EQ(y[to + 2 * p], 2 * v[at + p]) << i;
+            const float left = p > 0 ? y[to + 2 * p - 1] : 0;
+            const float right = p + 1 < static_cast<std::size_t>(width) ? y[to + 2 * p + 1] : 0;
+            ASSERT_EQ(gx[at + p], left + 2 * y[to + 2 * p] + 3 * right) << i;
+            middle += v[at + p] * y[to + 2 * p];
+          }
+        }
+        EXPECT_EQ(gw[1], middle);
+      }
+    }
+  });
   for_each_path([] {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
       const Tensor x = Tensor::from({1.f, 10.f, 100.f}, {3, 1, 1, 1}).to(layout);
