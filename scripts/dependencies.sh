@@ -83,7 +83,7 @@ build() {
     options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
   quietly cmake -S "$root" --preset "$preset" ${options[@]+"${options[@]}"}
-  quietly cmake --build "$root/build/$preset" ${1:+--target "$@"}
+  quietly cmake --build "$root/build/$preset" ${1:+--target "$@"} -- -k 0  # all errors of a build at once
 }
 
 # quietly <command>...: on a terminal shows what it prints; elsewhere only when it fails.

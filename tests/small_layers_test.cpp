@@ -21,8 +21,6 @@ using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr TensorOptions kDouble = {.dtype = DType::float64};
-
 template <class F>
 void expect_error(const F& f, const std::string& text) {
   try {
