@@ -45,27 +45,25 @@ namespace cpu {
 
 void dropout(const Tensor& x, double p, std::uint64_t seed, std::uint64_t draw, const Tensor& y) {
   const std::int64_t count = x.count();
-  const auto threshold = static_cast<std::uint64_t>(std::ceil(p * 0x1p32));
+  const auto limit = static_cast<std::uint32_t>(std::ceil(p * 0x1p32) - 1);  // words above it keep an element
   visit_floating("dropout", x.dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     const A scale = static_cast<A>(p < 1 ? 1 / (1 - p) : 0);
     const T* in = x.data<T>();
     T* out = y.data<T>();
-    constexpr std::int64_t kBlock = 64;  // counters
-    parallel_for((count + 4 * kBlock - 1) / (4 * kBlock), 16, [=](std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kBlock = 256;  // elements whose words are made at a time
+    parallel_for((count + kBlock - 1) / kBlock, 16, [=](std::int64_t begin, std::int64_t end) {
       simd([=] {
-        A factors[4 * kBlock];
-        for (std::int64_t block = begin; block < end; ++block) {
-          for (std::int64_t i = 0; i < kBlock; ++i) {
-            const Philox random = Philox::at(seed, static_cast<std::uint64_t>(block * kBlock + i), draw);
-            for (std::int64_t k = 0; k < 4; ++k)
-              factors[4 * i + k] = random.words[k] >= threshold ? scale : A(0);
+        std::uint32_t words[kBlock];
+        for (std::int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
+          for (std::int64_t i = 0; i < kBlock; i += 4) {
+            const Philox made = Philox::at(seed, static_cast<std::uint64_t>(first + i) / 4, draw);
+            for (std::int64_t k = 0; k < 4; ++k) words[i + k] = made.words[k];
           }
-          const std::int64_t first = block * 4 * kBlock, n = std::min(count - first, 4 * kBlock);
+          const std::int64_t n = std::min(count - first, kBlock);
           for (std::int64_t i = 0; i < n; ++i) {
-            // A dropped element is 0 even where x is infinite or NaN.
-            const A value = convert<A>(in[first + i]) * factors[i];
-            out[first + i] = convert<T>(factors[i] == 0 ? A(0) : value);
+            const A value = convert<A>(in[first + i]) * scale;
+            out[first + i] = convert<T>(words[i] > limit ? value : A(0));  // 0 even for infinity and NaN
           }
         }
       });

@@ -1,6 +1,7 @@
 #include <tapedeck/ops/index.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/convert.h>
@@ -156,6 +157,22 @@ namespace cpu {
 
 namespace {
 
+/// The positions of an index with values in [0, size), ordered by value and, for equal ones, by position.
+std::vector<std::int64_t> order_by_row(const std::int64_t* rows, std::int64_t count, std::int64_t size) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+  if (count < size / 16) {
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [=](std::int64_t i, std::int64_t j) { return rows[i] < rows[j]; });
+  } else {
+    std::vector<std::int64_t> next(static_cast<std::size_t>(size) + 1);  // where the next of each value goes
+    for (std::int64_t j = 0; j < count; ++j) ++next[rows[j] + 1];
+    std::partial_sum(next.begin(), next.end(), next.begin());
+    for (std::int64_t j = 0; j < count; ++j) order[next[rows[j]]++] = j;
+  }
+  return order;
+}
+
 Strides strides_of(const Tensor& x) {
   Strides strides{};
   const auto own = x.strides();
@@ -181,16 +198,19 @@ void index_select(const Tensor& x, int dim, const Tensor& index, const Tensor& o
   });
 }
 
-// Each destination row gathers its sources, in the order of the index.
+// Destination rows that occur in the index gather their sources, in the order of the index.
 void index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& out) {
   const Axis from = Axis::of(x, dim), to = Axis::of(out, dim);
   const std::int64_t* rows = index.data<std::int64_t>();
-  // sources[starts[r]] ... before starts[r + 1]: where r stands in the index, ascending.
-  std::vector<std::int64_t> starts(static_cast<std::size_t>(to.size) + 1),
-      sources(static_cast<std::size_t>(from.size));
-  for (std::int64_t j = 0; j < from.size; ++j) ++starts[rows[j]];
-  for (std::int64_t r = 1; r <= to.size; ++r) starts[r] += starts[r - 1];
-  for (std::int64_t j = from.size; j-- > 0;) sources[--starts[rows[j]]] = j;
+  const std::vector<std::int64_t> sources = order_by_row(rows, from.size, to.size);
+  std::vector<std::int64_t> starts;  // in `sources`: where each destination row's begin, and the end
+  for (std::int64_t j = 0; j < from.size; ++j) {
+    if (j == 0 || rows[sources[j]] != rows[sources[j - 1]]) starts.push_back(j);
+  }
+  const auto touched = static_cast<std::int64_t>(starts.size());
+  starts.push_back(from.size);
+  if (touched < to.size) fill(out, 0);
+  if (x.count() == 0) return;
 
   constexpr std::int64_t kBlock = 512;  // columns that are summed at a time
   const std::int64_t width = std::min(to.inner, kBlock), blocks = (to.inner + width - 1) / width;
@@ -198,22 +218,18 @@ void index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& out)
     using A = accumulate_t<T>;
     const T* in = x.data<T>();
     T* y = out.data<T>();
-    parallel_for(to.outer * blocks * to.size, (1 << 15) / width, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(to.outer * blocks * touched, (1 << 14) / width, [&](std::int64_t begin, std::int64_t end) {
       A sums[kBlock];
       for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t r = task % to.size, block = task / to.size % blocks, o = task / to.size / blocks;
+        const std::int64_t r = task % touched, block = task / touched % blocks, o = task / touched / blocks;
         const std::int64_t c0 = block * width, n = std::min(width, to.inner - c0);
-        T* line = y + (o * to.size + r) * to.inner + c0;
-        if (starts[r] == starts[r + 1]) {
-          std::fill_n(line, n, convert<T>(0));
-          continue;
-        }
         const T* source = in + o * from.size * from.inner + c0;
         std::fill_n(sums, n, A(0));
         for (std::int64_t k = starts[r]; k < starts[r + 1]; ++k) {
           const T* term = source + sources[k] * from.inner;
-          for (std::int64_t c = 0; c < n; ++c) sums[c] += convert<A>(term[c]);
+          for (std::int64_t c = 0; c < n; ++c) sums[c] = static_cast<A>(sums[c] + convert<A>(term[c]));
         }
+        T* line = y + (o * to.size + rows[sources[starts[r]]]) * to.inner + c0;
         for (std::int64_t c = 0; c < n; ++c) line[c] = convert<T>(sums[c]);
       }
     });

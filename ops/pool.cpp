@@ -1,10 +1,13 @@
 #include <tapedeck/ops/pool.h>
 
-#include <cmath>
+#include <algorithm>
+#include <limits>
+#include <vector>
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/parallel.h>
+#include <tapedeck/core/simd.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/resample.h>
 #include <tapedeck/ops/shape.h>
@@ -114,43 +117,100 @@ Variable adaptive_avg_pool2d(const Variable& x, Size2 output_size) {
 
 namespace cpu {
 
-// A task is a row of windows.
+namespace {
+
+/// One axis of the windows: window o has its k-th tap at o * stride - padding + k * dilation. The windows
+/// whose k-th tap is in the image are begin[k] to before end[k]; first[o] is the first such tap of window o.
+struct Windows {
+  std::int64_t in, out, kernel, stride, padding, dilation;
+  std::vector<std::int64_t> begin, end, first;
+
+  Windows(std::int64_t size, std::int64_t count, std::int64_t taps, std::int64_t step, std::int64_t before,
+          std::int64_t spread)
+      : in(size), out(count), kernel(taps), stride(step), padding(before), dilation(spread) {
+    for (std::int64_t o = 0; o < out; ++o)
+      first.push_back(std::max<std::int64_t>(0, -at(o, 0) + dilation - 1) / dilation);
+    for (std::int64_t k = 0; k < kernel; ++k) {
+      begin.push_back(std::min(out, std::max<std::int64_t>(0, -at(0, k) + stride - 1) / stride));
+      end.push_back(std::min(out, std::max<std::int64_t>(0, in - at(0, k) + stride - 1) / stride));
+    }
+  }
+  std::int64_t at(std::int64_t o, std::int64_t k) const { return o * stride - padding + k * dilation; }
+};
+
+/// Rows o0 to before o1 of windows on a plane of pixels with `inner` channels each: the largest value of each
+/// window and channel, and the tap that it is at, i * w.kernel + j. The tap is an A too, so that both are
+/// chosen in one vector; float32 holds it exactly below 2^24. `candidate` is scratch of the same size.
+template <class T, class A>
+void max_pool_rows(const T* plane, const Windows& h, const Windows& w, std::int64_t o0, std::int64_t o1,
+                   std::int64_t inner, A* best, A* tap, A* candidate) {
+  constexpr A kNone = -std::numeric_limits<A>::infinity();  // never chosen
+  const std::int64_t row = w.out * inner, n = (o1 - o0) * row;
+  std::fill_n(best, n, kNone);
+  for (std::int64_t o = o0; o < o1; ++o) {
+    for (std::int64_t p = 0; p < w.out; ++p) {
+      const A first = static_cast<A>(h.first[o] * w.kernel + w.first[p]);
+      for (std::int64_t c = 0; c < inner; ++c) tap[(o - o0) * row + p * inner + c] = first;
+    }
+  }
+  for (std::int64_t i = 0; i < h.kernel; ++i) {
+    for (std::int64_t j = 0; j < w.kernel; ++j) {
+      // What the windows have at this tap, side by side, so that the choice runs in lanes.
+      for (std::int64_t o = o0; o < o1; ++o) {
+        A* to = candidate + (o - o0) * row;
+        const bool inside = o >= h.begin[i] && o < h.end[i];
+        const std::int64_t begin = inside ? w.begin[j] : w.out, end = inside ? w.end[j] : w.out;
+        const std::int64_t from = (h.at(o, i) * w.in + w.at(0, j)) * inner;
+        std::fill_n(to, begin * inner, kNone);
+        for (std::int64_t p = begin; p < end; ++p) {
+          for (std::int64_t c = 0; c < inner; ++c)
+            to[p * inner + c] = convert<A>(plane[from + p * w.stride * inner + c]);
+        }
+        std::fill_n(to + end * inner, (w.out - end) * inner, kNone);
+      }
+      const A number = static_cast<A>(i * w.kernel + j);
+      for (std::int64_t at = 0; at < n; ++at) {
+        const A value = candidate[at], old = best[at], old_tap = tap[at];
+        const bool taken = !(value <= old) && old == old;  // a NaN is taken, and stays
+        best[at] = taken ? value : old;
+        tap[at] = taken ? number : old_tap;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// A task is some rows of windows, which are chosen from tap by tap.
 void max_pool2d(const Tensor& x, const MaxPool2dOptions& options, const Tensor& y, const Tensor& index) {
-  const Size2 kernel = options.kernel_size, stride = options.stride, padding = options.padding;
-  const Size2 dilation = options.dilation;
-  const std::int64_t c = x.size(1), h = x.size(2), w = x.size(3), oh = y.size(2), ow = y.size(3);
-  const auto xs = x.strides(), ys = y.strides();
-  const bool nhwc = x.layout() == Layout::nhwc;
+  const auto& [kernel, stride, padding, dilation, ceil_mode] = options;
+  const Windows h(x.size(2), y.size(2), kernel.h, stride.h, padding.h, dilation.h);
+  const Windows w(x.size(3), y.size(3), kernel.w, stride.w, padding.w, dilation.w);
+  const std::int64_t inner = x.layout() == Layout::nhwc ? x.size(1) : 1, row = w.out * inner;
+  const std::int64_t planes = x.count() / (h.in * w.in * inner);
+  const std::int64_t rows = std::clamp<std::int64_t>(512 / row, 1, h.out), blocks = (h.out + rows - 1) / rows;
+  const std::int64_t work = rows * row * h.kernel * w.kernel;
   visit_floating("max_pool2d", x.dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     const T* in = x.data<T>();
     T* out = y.data<T>();
-    std::int64_t* at = index.defined() ? index.data<std::int64_t>() : nullptr;
-    const std::int64_t work = ow * kernel.h * kernel.w;
-    parallel_for(x.size(0) * c * oh, (1 << 14) / work, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t* where = index.defined() ? index.data<std::int64_t>() : nullptr;
+    parallel_for(planes * blocks, (1 << 14) / work, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<A> values(static_cast<std::size_t>(rows * row)), taps(values.size()),
+          scratch(values.size());
+      A *best = values.data(), *tap = taps.data(), *candidate = scratch.data();
       for (std::int64_t task = begin; task < end; ++task) {
-        // In memory order of y: the channel is innermost in NHWC.
-        const std::int64_t channel = nhwc ? task % c : task / oh % c, o = nhwc ? task / c % oh : task % oh;
-        const std::int64_t n = task / c / oh, h0 = o * stride.h - padding.h;
-        const T* plane = in + n * xs[0] + channel * xs[1];
-        const std::int64_t row = n * ys[0] + channel * ys[1] + o * ys[2];
-        for (std::int64_t p = 0; p < ow; ++p) {
-          const std::int64_t w0 = p * stride.w - padding.w;
-          A best = 0;
-          std::int64_t where = -1;
-          for (std::int64_t i = h0; i < std::min(h, h0 + kernel.h * dilation.h); i += dilation.h) {
-            if (i < 0) continue;
-            for (std::int64_t j = w0; j < std::min(w, w0 + kernel.w * dilation.w); j += dilation.w) {
-              if (j < 0) continue;
-              const A value = convert<A>(plane[i * xs[2] + j * xs[3]]);
-              if (where < 0 || value > best || (value != value && best == best)) {
-                best = value;
-                where = i * w + j;
-              }
-            }
-          }
-          out[row + p * ys[3]] = convert<T>(best);
-          if (at) at[row + p * ys[3]] = where;
+        const std::int64_t plane = task / blocks, o0 = task % blocks * rows, o1 = std::min(h.out, o0 + rows);
+        const std::int64_t first = (plane * h.out + o0) * row;
+        simd([=, &h, &w] {
+          max_pool_rows(in + plane * h.in * w.in * inner, h, w, o0, o1, inner, best, tap, candidate);
+          for (std::int64_t i = 0; i < (o1 - o0) * row; ++i) out[first + i] = convert<T>(best[i]);
+        });
+        if (where == nullptr) continue;
+        for (std::int64_t i = 0; i < (o1 - o0) * row; ++i) {
+          const auto number = static_cast<std::int64_t>(tap[i]);
+          where[first + i] =
+              h.at(o0 + i / row, number / w.kernel) * w.in + w.at(i % row / inner, number % w.kernel);
         }
       }
     });

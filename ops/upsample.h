@@ -6,7 +6,8 @@
 
 namespace tapedeck {
 
-/// y[o] = x[floor(o * in / out)] on both axes, to an image of `size`, which may also be smaller than x's.
+/// y[o] = x[floor(o * in / out)] on both axes, to an image of `size`, which may also be smaller than x's. The
+/// floor is exact; PyTorch rounds in / out to float32, which at a few sizes (2 to 82) takes the pixel before.
 /// Throws Error unless both images have pixels.
 Variable upsample_nearest2d(const Variable& x, Size2 size);
 

@@ -37,27 +37,34 @@ struct Case {
   bool ceil_mode, count_include_pad;
 };
 
-/// Random parameters that are legal.
+/// Random parameters that are legal, windows larger than the image included.
 Case random_case(std::mt19937& random, bool dilated) {
-  const auto pick = [&](int low, int high) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
     return std::uniform_int_distribution<std::int64_t>(low, high)(random);
   };
-  Case c{{pick(1, 3), pick(1, 4), pick(3, 9), pick(3, 9)},
-         {pick(1, 3), pick(1, 3)},
+  Case c{{pick(1, 3), pick(1, 4), pick(1, 9), pick(1, 9)},
+         1,
          {pick(1, 4), pick(1, 4)},
          0,
          1,
          pick(0, 1) == 1,
          pick(0, 1) == 1};
-  c.padding = {pick(0, static_cast<int>(c.kernel.h / 2)), pick(0, static_cast<int>(c.kernel.w / 2))};
-  if (dilated && c.shape[2] >= 5) c.dilation.h = pick(1, 2);
-  if (dilated && c.shape[3] >= 5) c.dilation.w = pick(1, 2);
+  const auto axis = [&](std::int64_t in, std::int64_t& kernel, std::int64_t& padding,
+                        std::int64_t& dilation) {
+    do {
+      kernel = pick(1, 5);
+      padding = pick(0, kernel / 2);
+      dilation = dilated && in >= 5 ? pick(1, 2) : 1;
+    } while (in + 2 * padding < (kernel - 1) * dilation + 1);
+  };
+  axis(c.shape[2], c.kernel.h, c.padding.h, c.dilation.h);
+  axis(c.shape[3], c.kernel.w, c.padding.w, c.dilation.w);
   return c;
 }
 
 TEST(MaxPool2d, EqualsItsDefinition) {
   std::mt19937 random(1);
-  for (int trial = 0; trial < 200; ++trial) {
+  for (int trial = 0; trial < 400; ++trial) {
     const Case c = random_case(random, true);
     const Tensor x = randn(c.shape, kDouble);
     const auto in = x.to_vector<double>();
@@ -120,7 +127,7 @@ TEST(MaxPool2d, NegativeImagesNaNAndTies) {
 
 TEST(AvgPool2d, EqualsItsDefinition) {
   std::mt19937 random(2);
-  for (int trial = 0; trial < 200; ++trial) {
+  for (int trial = 0; trial < 400; ++trial) {
     const Case c = random_case(random, false);
     const Tensor x = randn(c.shape, kDouble);
     const auto in = x.to_vector<double>();
