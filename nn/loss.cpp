@@ -83,7 +83,7 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
   check(options.label_smoothing >= 0 && options.label_smoothing <= 1, "cross_entropy: label_smoothing ",
         options.label_smoothing, " is not legal; legal is [0, 1]");
   const Variable counted = ne(target, static_cast<double>(options.ignore_index));  // uint8
-  const Variable index = unsqueeze(target * cast(counted, DType::int64), 1);  // 0 where ignored
+  const Variable index = unsqueeze(target * cast(counted, DType::int64), 1);       // 0 where ignored
 
   const Variable log_p = log_softmax(logits, 1);
   Variable losses = -squeeze(gather(log_p, 1, index), 1);

@@ -78,7 +78,7 @@ TEST(Activations, AreTheirFormulas) {
 }
 
 TEST(Softmax, IsOverItsDimension) {
-  const Tensor x = randn({2, 3, 4}, kDouble);
+  const Tensor x = randn({2, 3, 4}, {.dtype = DType::float64});
   for (const int dim : {0, 1, -1}) {
     const auto p = Softmax({.dim = dim})(x).tensor().to_vector<double>();
     const auto log_p = LogSoftmax({.dim = dim})(x).tensor().to_vector<double>();
