@@ -12,6 +12,7 @@
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/dropout.h>
 #include <tapedeck/nn/linear.h>
+#include <tapedeck/nn/norm.h>
 #include <tapedeck/nn/pool.h>
 #include <tapedeck/nn/upsample.h>
 
@@ -146,6 +147,18 @@ constexpr LayerKind kLayers[] = {
                                .stride = v.size("stride", v.size("kernel"), 1),
                                .padding = v.size("padding", 0, 0)}));
      }},
+    {"batch_norm1d", "features eps momentum",
+     [](const Values& v) {
+       return layer(BatchNorm1d({.num_features = v.count("features"),
+                                 .eps = v.real("eps", 1e-5),
+                                 .momentum = v.real("momentum", 0.1)}));
+     }},
+    {"batch_norm2d", "features eps momentum",
+     [](const Values& v) {
+       return layer(BatchNorm2d({.num_features = v.count("features"),
+                                 .eps = v.real("eps", 1e-5),
+                                 .momentum = v.real("momentum", 0.1)}));
+     }},
     {"conv2d", "in out kernel stride padding dilation groups bias",
      [](const Values& v) {
        return layer(Conv2d({.in_channels = v.count("in"),
@@ -177,11 +190,21 @@ constexpr LayerKind kLayers[] = {
        const bool approximate = v.choice("approximate", "none", {"none", "tanh"}) == "tanh";
        return layer(GELU({.approximate = approximate ? Gelu::tanh : Gelu::exact}));
      }},
+    {"group_norm", "groups channels eps",
+     [](const Values& v) {
+       return layer(GroupNorm({.num_groups = v.count("groups"),
+                               .num_channels = v.count("channels"),
+                               .eps = v.real("eps", 1e-5)}));
+     }},
     {"hardtanh", "min max",
      [](const Values& v) {
        return layer(Hardtanh({.min_val = v.real("min", -1), .max_val = v.real("max", 1)}));
      }},
     {"identity", "", [](const Values&) { return layer(Identity()); }},
+    {"layer_norm", "shape eps",
+     [](const Values& v) {
+       return layer(LayerNorm({.normalized_shape = Shape(v.counts("shape")), .eps = v.real("eps", 1e-5)}));
+     }},
     {"leaky_relu", "slope",
      [](const Values& v) { return layer(LeakyReLU({.negative_slope = v.real("slope", 0.01)})); }},
     {"linear", "in out bias",
@@ -189,6 +212,8 @@ constexpr LayerKind kLayers[] = {
        return layer(Linear(
            {.in_features = v.count("in"), .out_features = v.count("out"), .bias = v.flag("bias", true)}));
      }},
+    {"log_softmax", "dim",
+     [](const Values& v) { return layer(LogSoftmax({.dim = static_cast<int>(v.count("dim", 1, 0))})); }},
     {"max_pool2d", "kernel stride padding dilation",
      [](const Values& v) {
        return layer(MaxPool2d({.kernel_size = v.size("kernel"),
@@ -204,6 +229,8 @@ constexpr LayerKind kLayers[] = {
     {"relu", "", [](const Values&) { return layer(ReLU()); }},
     {"sigmoid", "", [](const Values&) { return layer(Sigmoid()); }},
     {"silu", "", [](const Values&) { return layer(SiLU()); }},
+    {"softmax", "dim",
+     [](const Values& v) { return layer(Softmax({.dim = static_cast<int>(v.count("dim", 1, 0))})); }},
     {"softplus", "beta threshold",
      [](const Values& v) {
        return layer(Softplus({.beta = v.real("beta", 1), .threshold = v.real("threshold", 20)}));

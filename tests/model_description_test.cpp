@@ -30,7 +30,7 @@ constexpr const char* kDecoder =
     "\n"
     "linear in=8 out=96   # comment after values\n"
     "unflatten shape=6x4x4\n"
-    "\tleaky_relu \tslope=1e-3\n"
+    "\tbatch_norm2d  features=6\teps=1e-3\n"
     "conv_transpose2d out=4 in=6 padding=1x0 kernel=4x3 stride=2x3 output_padding=1x2 bias=false\n"
     "sigmoid";
 
@@ -40,7 +40,7 @@ TEST(ModelDescription, BuildsTheLayersInOrder) {
   ASSERT_EQ(model.size(), 5u);
   EXPECT_STREQ(model[3].kind(), "ConvTranspose2d");
   EXPECT_EQ(model[3].parameter_count(), 6 * 4 * 4 * 3);
-  EXPECT_EQ(model.parameter_count(), 8 * 96 + 96 + 6 * 4 * 4 * 3);
+  EXPECT_EQ(model.parameter_count(), 8 * 96 + 96 + 6 + 6 + 6 * 4 * 4 * 3);
   // Height (4-1)*2 - 2*1 + 4 + 1 = 9, width (4-1)*3 - 0 + 3 + 2 = 14.
   EXPECT_EQ(model(Tensor::ones({2, 8})).shape(), (Shape{2, 4, 9, 14}));
 }
@@ -54,7 +54,7 @@ TEST(ModelDescription, TracesShapesAndLines) {
   EXPECT_EQ(rows[0].text, "linear in=8 out=96");
   EXPECT_EQ(rows[0].output, (Shape{1, 96}));
   EXPECT_EQ(rows[0].parameters, 8 * 96 + 96);
-  EXPECT_EQ(rows[2].text, "leaky_relu slope=1e-3");
+  EXPECT_EQ(rows[2].text, "batch_norm2d features=6 eps=1e-3");
   EXPECT_EQ(rows[4].line, 7);
   EXPECT_EQ(rows[4].output, (Shape{1, 4, 9, 14}));
   EXPECT_TRUE(model.is_training()) << "the mode must be as before";
@@ -69,16 +69,21 @@ TEST(ModelDescription, EveryLayerCanBeBuiltAndRun) {
   const std::vector<Case> cases = {
       {"adaptive_avg_pool2d size=2x3", {2, 3, 5, 7}, {2, 3, 2, 3}},
       {"avg_pool2d kernel=2x3 stride=1x2 padding=1", {2, 3, 5, 7}, {2, 3, 6, 4}},
+      {"batch_norm1d features=4 momentum=0.2", {3, 4}, {3, 4}},
+      {"batch_norm2d features=3", {2, 3, 5, 7}, {2, 3, 5, 7}},
       {"conv2d in=4 out=6 kernel=3x2 stride=2x1 padding=1 dilation=1x2 groups=2", {2, 4, 5, 7}, {2, 6, 3, 7}},
       {"conv_transpose2d in=4 out=6 kernel=3 stride=2 groups=2 dilation=2x1", {2, 4, 5, 7}, {2, 6, 13, 15}},
       {"dropout p=0.3", {2, 3}, {2, 3}},
       {"elu alpha=0.5", {2, 3}, {2, 3}},
       {"flatten", {2, 3, 5, 7}, {2, 105}},
       {"gelu approximate=tanh", {2, 3}, {2, 3}},
+      {"group_norm groups=2 channels=4", {2, 4, 3, 3}, {2, 4, 3, 3}},
       {"hardtanh min=-2 max=0.5", {2, 3}, {2, 3}},
       {"identity", {2, 3}, {2, 3}},
+      {"layer_norm shape=3x5", {2, 3, 5}, {2, 3, 5}},
       {"leaky_relu slope=0.2", {2, 3}, {2, 3}},
       {"linear in=3 out=5 bias=false", {2, 3}, {2, 5}},
+      {"log_softmax dim=0", {2, 3}, {2, 3}},
       {"max_pool2d kernel=2", {2, 3, 5, 7}, {2, 3, 2, 3}},
       {"mish", {2, 3}, {2, 3}},
       {"pixel_shuffle factor=2", {2, 8, 3, 5}, {2, 2, 6, 10}},
@@ -86,6 +91,7 @@ TEST(ModelDescription, EveryLayerCanBeBuiltAndRun) {
       {"relu", {2, 3}, {2, 3}},
       {"sigmoid", {2, 3}, {2, 3}},
       {"silu", {2, 3}, {2, 3}},
+      {"softmax", {2, 3}, {2, 3}},
       {"softplus beta=2 threshold=10", {2, 3}, {2, 3}},
       {"tanh", {2, 3}, {2, 3}},
       {"unflatten shape=2x3x5", {4, 30}, {4, 2, 3, 5}},
