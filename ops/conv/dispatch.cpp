@@ -1,5 +1,7 @@
 // The choice of kernels that kernels.h states.
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -41,6 +43,34 @@ namespace cpu {
 
 namespace {
 
+ConvPath path_of(Lanes lanes) {
+  switch (lanes) {
+    case Lanes::thin:
+      return ConvPath::thin;
+    case Lanes::channelwise:
+      return ConvPath::channelwise;
+    case Lanes::wide:
+      break;
+  }
+  return ConvPath::wide;
+}
+
+/// The path of a call with results of `dtype`, y having the layout.
+ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout y) {
+  if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
+  if (is_matrix(g, y)) return ConvPath::matrix;
+  const bool transposed = direction == Direction::transposed;
+  const std::int64_t from = transposed ? g.group_ci() : g.group_co(),
+                     to = transposed ? g.group_co() : g.group_ci();
+  return path_of(dtype == DType::float64 ? lanes_of<double>(g.groups, from, to)
+                                         : lanes_of<float>(g.groups, from, to));
+}
+
+ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout y) {
+  const ConvPath path = choose(g, Direction::transposed, dtype, y);
+  return path == ConvPath::thin ? ConvPath::wide : path;
+}
+
 /// Calls f with float or double tensors: half types are computed in float32.
 template <class F>
 void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& out, F f) {
@@ -52,13 +82,11 @@ void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, con
   out.copy_(wide);
 }
 
-void convolve(Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from, const Tensor& w,
-              const Tensor& bias, const Tensor& to) {
+void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from,
+              const Tensor& w, const Tensor& bias, const Tensor& to) {
   in_computing_type(from, w, bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
-                      if (is_matrix(g, direction == Direction::plain ? from : to)) {
-                        return matrix<T>(g, direction, a, b, start, out);
-                      }
+                      if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
                       windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
 }
@@ -67,28 +95,72 @@ void convolve(Direction direction, const ConvTranspose2dGeometry& g, const Tenso
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
-  if (conv_algorithm() == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
-  convolve(Direction::transposed, g, x, w, bias, y);
+  const ConvPath path = choose(g, Direction::transposed, y.dtype(), y.layout());
+  if (path == ConvPath::reference) return reference::conv_transpose2d(g, x, w, bias, y);
+  convolve(path, Direction::transposed, g, x, w, bias, y);
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x) {
-  if (conv_algorithm() == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
-  convolve(Direction::plain, g, y, w, bias, x);
+  const ConvPath path = choose(g, Direction::plain, x.dtype(), y.layout());
+  if (path == ConvPath::reference) return reference::conv2d(g, y, w, bias, x);
+  convolve(path, Direction::plain, g, y, w, bias, x);
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  if (conv_algorithm() == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
+  const ConvPath path = choose_weight_grad(g, w.dtype(), y.layout());
+  if (path == ConvPath::reference) return reference::weight_grad(g, x, y, w);
   in_computing_type(x, y, {}, w,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
-                      if (is_matrix(g, y)) return matrix_weight_grad<T>(g, a, b, out);
-                      if (lanes_of<T>(ConvMap(g, Direction::transposed)) == Lanes::channelwise) {
-                        return channelwise_weight_grad<T>(g, a, b, out);
-                      }
+                      if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
+                      if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
                     });
 }
 
 }  // namespace cpu
+
+std::string to_string(ConvPath path) {
+  switch (path) {
+    case ConvPath::reference:
+      return "reference";
+    case ConvPath::matrix:
+      return "matrix";
+    case ConvPath::thin:
+      return "thin";
+    case ConvPath::channelwise:
+      return "channelwise";
+    case ConvPath::wide:
+      break;
+  }
+  return "wide";
+}
+
+std::string to_string(const ConvExplanation& e) {
+  char numbers[80];
+  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB", e.flops * 1e-9, e.bytes * 1e-6);
+  return concat("forward ", e.forward, ", input gradient ", e.input_gradient, ", weight gradient ",
+                e.weight_gradient, "; ", e.phases, " phases, ", e.empty_phases, " empty; ", numbers);
+}
+
+ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
+  ConvExplanation e{cpu::choose(g, cpu::Direction::transposed, dtype, layout),
+                    cpu::choose(g, cpu::Direction::plain, dtype, layout),
+                    cpu::choose_weight_grad(g, dtype, layout)};
+  const auto count = [](const ConvAxis& a, bool with_taps) {
+    std::int64_t phases = 0;
+    for (std::int64_t o = 0; o < std::min(a.stride, a.out); ++o) {
+      phases += !with_taps || a.taps(a.phase_of_output(o)) > 0 ? 1 : 0;
+    }
+    return phases;
+  };
+  e.phases = count(g.h, false) * count(g.w, false);
+  e.empty_phases = e.phases - count(g.h, true) * count(g.w, true);
+  e.flops = g.flops();
+  e.bytes = static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
+            static_cast<double>(size_of(dtype));
+  return e;
+}
+
 }  // namespace tapedeck

@@ -1,18 +1,21 @@
 // Which kernel computes the convolution family on the CPU.
 //
-// windows     (windows.cpp) conv_transpose2d and conv2d: windows of channels-last pixels times packed
-// weights;
-//             the lanes of vectors are result channels or, where those are few, channels that are read.
-// weight_grad (weight_grad.cpp) the weight gradient: sums of outer products of channels.
-// matrix      (matrix.cpp) all three, where x is one pixel and y a row-major map of the kernel's size.
-// reference   the definition, one output at a time, for every dtype and layout. Slow; what the others are
-//             tested against and timed beside.
+// A call takes the first of these that fits (ConvPath):
+//   reference    if it is forced. The definition, one output at a time, for every dtype and layout. Slow;
+//   what
+//                the others are tested against and timed beside.
+//   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
+//   thin         few result channels, and more channels that are read: the lanes of vectors are the latter.
+//   channelwise  groups of few result channels: the lanes are the result channels of all groups.
+//   wide         the rest: the lanes are the result channels of a group.
+// The last three are windows.cpp with weights packed as in pack.h. The weight gradient is matrix.cpp,
+// channelwise_weight_grad.cpp, or for both others weight_grad.cpp. Half types are computed in float32.
 //
-// cpu::conv_transpose2d, cpu::conv2d and cpu::conv_transpose2d_weight_grad (declared beside their ops)
-// choose. TAPEDECK_CONV_ALGORITHM=reference in the environment, or set_conv_algorithm(), forces the
-// reference kernel.
+// TAPEDECK_CONV_ALGORITHM=reference in the environment, or set_conv_algorithm(), forces the reference
+// kernels.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include <tapedeck/core/tensor.h>
@@ -29,6 +32,26 @@ void set_conv_algorithm(ConvAlgorithm algorithm);
 ConvAlgorithm conv_algorithm();
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
+
+enum class ConvPath : std::uint8_t { reference, matrix, thin, channelwise, wide };
+
+std::string to_string(ConvPath path);
+
+/// What a call of conv_transpose2d and its gradients would do on the CPU.
+struct ConvExplanation {
+  ConvPath forward, input_gradient, weight_gradient;
+  std::int64_t phases = 0;        ///< that have outputs
+  std::int64_t empty_phases = 0;  ///< of these, the ones without taps, whose outputs are the bias
+  double flops = 0;               ///< of each of the three, taps that reach no output left out
+  double bytes = 0;               ///< of x, weight and y, each once
+};
+
+/// "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.110 GFLOP, 4.9 MB".
+std::string to_string(const ConvExplanation& e);
+
+/// For tensors of this geometry, whose x and y have the given dtype and layout.
+ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype = DType::float32,
+                        Layout layout = Layout::nchw);
 
 namespace cpu::reference {
 // Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.

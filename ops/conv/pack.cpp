@@ -90,15 +90,14 @@ void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed
 }  // namespace
 
 template <class T>
-Lanes lanes_of(const ConvMap& map) {
-  const std::int64_t lanes = micro::kernels<T>().lanes, from = map.from_channels, to = map.to_channels;
+Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to) {
+  const std::int64_t lanes = micro::kernels<T>().lanes;
   const auto filled = [&](std::int64_t channels) {
     return static_cast<double>(channels) / static_cast<double>(padded(channels, lanes));
   };
   // A thin panel pays for the sums over lanes at the end, a channelwise one loads for every product.
-  if (to <= lanes / 3 && (map.groups == 1 || from % lanes == 0) && filled(to) < filled(from))
-    return Lanes::thin;
-  if (map.groups > 1 && filled(to) < 0.4 * filled(map.groups * to)) return Lanes::channelwise;
+  if (to <= lanes / 3 && (groups == 1 || from % lanes == 0) && filled(to) < filled(from)) return Lanes::thin;
+  if (groups > 1 && filled(to) < 0.4 * filled(groups * to)) return Lanes::channelwise;
   return Lanes::wide;
 }
 
@@ -107,7 +106,7 @@ Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t lanes = kernels.lanes, taps = map.taps(), all = map.groups * map.to_channels;
   Packed<T> packed;
-  packed.lanes = lanes_of<T>(map);
+  packed.lanes = lanes_of<T>(map.groups, map.from_channels, map.to_channels);
   packed.depth = map.from_channels;
   packed.pixel = map.groups * map.from_channels;
   std::int64_t unit = lanes, most = kernels.max_vectors, groups = map.groups, channels = map.to_channels;
@@ -148,8 +147,8 @@ Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias) {
   return packed;
 }
 
-template Lanes lanes_of<float>(const ConvMap&);
-template Lanes lanes_of<double>(const ConvMap&);
+template Lanes lanes_of<float>(std::int64_t, std::int64_t, std::int64_t);
+template Lanes lanes_of<double>(std::int64_t, std::int64_t, std::int64_t);
 template Packed<float> pack<float>(const ConvMap&, const Tensor&, const Tensor&);
 template Packed<double> pack<double>(const ConvMap&, const Tensor&, const Tensor&);
 

@@ -35,9 +35,9 @@ struct Packed {
   bool has_start = false;
 };
 
-/// Which lanes suit the channels of a call.
+/// Which lanes suit `groups` groups with `from` channels to read and `to` result channels each.
 template <class T>
-Lanes lanes_of(const ConvMap& map);
+Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to);
 
 /// The weights of a call; bias may be undefined.
 template <class T>
