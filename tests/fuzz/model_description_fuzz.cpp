@@ -7,8 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace tapedeck;
   constexpr std::int64_t kMost = 1 << 14;
   try {
-    const auto description =
-        nn::ModelDescription::parse({reinterpret_cast<const char*>(data), size}, "fuzz");
+    const auto description = nn::ModelDescription::parse({reinterpret_cast<const char*>(data), size}, "fuzz");
     if (description.build(kMost).parameter_count() > 2 * kMost) std::abort();
   } catch (const Error&) {
   }
