@@ -86,13 +86,13 @@ TAPEDECK_HD inline double log(double x) {
 }
 TAPEDECK_HD inline float log(float x) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr std::int32_t kSqrtHalf = 0x3f3504f3;
+  constexpr std::uint32_t kSqrtHalf = 0x3f3504f3;
   const bool denormal = x < std::numeric_limits<float>::min();
   const float scaled = denormal ? x * 0x1p25f : x;
   // x = 2^e (1 + f) with 1 + f between sqrt(1/2) and sqrt(2)
-  const std::int32_t bits = std::bit_cast<std::int32_t>(scaled) - kSqrtHalf;
+  const auto bits = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(scaled) - kSqrtHalf);  // may wrap
   const float e = static_cast<float>((bits >> 23) - (denormal ? 25 : 0));
-  const float f = std::bit_cast<float>((bits & 0x7fffff) + kSqrtHalf) - 1;
+  const float f = std::bit_cast<float>((static_cast<std::uint32_t>(bits) & 0x7fffffu) + kSqrtHalf) - 1;
   float p = -7.547603548e-2f;
   p = p * f + 1.271247566e-1f;
   p = p * f - 1.316809356e-1f;
