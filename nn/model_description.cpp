@@ -259,18 +259,24 @@ const LayerKind& need_kind(std::string_view name) {
   throw Error(concat("layer ", in_quotes(name), " is unknown; legal are ", list));
 }
 
-/// An upper bound of a layer's parameters besides one bias per output, from its sizes alone, so that an
-/// absurd layer is refused before it takes memory.
-double weights_at_most(const Values& v) {
-  double count = 1;
-  for (const std::string_view key : {"in", "out", "features", "channels"}) {
-    count *= static_cast<double>(v.count(key, 1));
+/// The number of a layer's parameters, from its sizes alone, so that an absurd layer is refused before it
+/// takes memory; in floating point, which does not overflow.
+double parameters_of(std::string_view name, const Values& v) {
+  if (!v.has("in") && !v.has("features") && !v.has("channels") && name != "layer_norm") return 0;
+  double results = 1;  // each has a weight of its own or a filter, and a bias
+  for (const std::string_view key : {"out", "features", "channels"}) {
+    results *= static_cast<double>(v.count(key, 1));
   }
-  for (const std::string_view key : {"kernel", "shape"}) {
-    if (!v.has(key)) continue;
-    for (const std::int64_t size : v.counts(key)) count *= static_cast<double>(size);
+  if (v.has("shape")) {
+    for (const std::int64_t size : v.counts("shape")) results *= static_cast<double>(size);
   }
-  return count / static_cast<double>(v.has("in") ? v.count("groups", 1) : 1);
+  double filter = 1;
+  if (v.has("in")) filter = static_cast<double>(v.count("in")) / static_cast<double>(v.count("groups", 1));
+  if (v.has("kernel")) {
+    const Size2 kernel = v.size("kernel");
+    filter *= static_cast<double>(kernel.h) * static_cast<double>(kernel.w);
+  }
+  return results * (filter + (v.flag("bias", true) ? 1 : 0));
 }
 
 /// Runs `f`; an Error that leaves it gets `place` in front.
@@ -342,8 +348,8 @@ Sequential ModelDescription::build(std::int64_t max_parameters) const {
     at(source_, layer.line, [&] {
       const Values values(layer.values);
       try {
-        const double bound = static_cast<double>(count) + weights_at_most(values);
-        check(bound <= static_cast<double>(max_parameters), "the model would have about ", bound,
+        const double bound = static_cast<double>(count) + parameters_of(layer.name, values);
+        check(bound <= static_cast<double>(max_parameters), "the model would have ", bound,
               " parameters up to here; legal are at most ", max_parameters);
         const ModulePointer module = need_kind(layer.name).make(values);
         count += module->parameter_count();

@@ -57,7 +57,6 @@ class ModelDescription {
     std::string text, name;
     std::vector<std::pair<std::string, std::string>> values;
   };
-  friend struct LayerBuilder;
 
   std::string source_, text_;
   std::vector<Layer> layers_;

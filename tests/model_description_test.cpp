@@ -102,6 +102,10 @@ TEST(ModelDescription, EveryLayerCanBeBuiltAndRun) {
     covered.push_back(c.line.substr(0, c.line.find(' ')));
     Sequential model = ModelDescription::parse(c.line).build();
     EXPECT_EQ(model(randn(c.input)).shape(), c.output) << c.line;
+    const std::int64_t parameters = model.parameter_count();
+    EXPECT_EQ(build_error(c.line, parameters), "no error");
+    if (parameters == 0) continue;
+    EXPECT_THAT(build_error(c.line, parameters - 1), HasSubstr("legal are at most"));
   }
   EXPECT_EQ(covered, layer_names());
 }
@@ -159,6 +163,8 @@ TEST(ModelDescription, RefusesWhatWouldTakeTooMuchMemory) {
   EXPECT_THAT(build_error("linear in=16777216 out=16777216"), HasSubstr("legal are at most 1048576"));
   EXPECT_THAT(build_error("conv2d in=4096 out=4096 kernel=16777216x16777216"),
               HasSubstr("m.txt:1: conv2d: the model"));
+  EXPECT_THAT(build_error("conv2d in=7 out=6 kernel=61", 1 << 14),
+              HasSubstr("the model would have 156288 parameters"));
   EXPECT_THAT(build_error("linear in=600 out=1000\nlinear in=1000 out=600"),
               StartsWith("m.txt:2: linear: the model"));
   EXPECT_EQ(build_error("linear in=600 out=1000\nlinear in=1000 out=400"), "no error");

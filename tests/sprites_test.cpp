@@ -129,6 +129,29 @@ TEST(Sprites, FactorsFillTheirRanges) {
   for (const int count : shapes) EXPECT_NEAR(count, n / 4, 150);
 }
 
+TEST(Sprites, FactorsAreIndependent) {
+  const std::int64_t n = 4000;
+  const Sprites sprites({.count = n, .seed = 2});
+  constexpr std::size_t kFactors = 6;
+  double sum[kFactors] = {}, product[kFactors][kFactors] = {};
+  for (std::int64_t i = 0; i < n; ++i) {
+    const SpriteFactors f = sprites.factors(i);
+    const double values[kFactors] = {static_cast<double>(f.shape), f.hue, f.scale, f.rotation, f.x, f.y};
+    for (std::size_t a = 0; a < kFactors; ++a) {
+      sum[a] += values[a];
+      for (std::size_t b = 0; b < kFactors; ++b) product[a][b] += values[a] * values[b];
+    }
+  }
+  const auto covariance = [&](std::size_t a, std::size_t b) {
+    return product[a][b] / n - (sum[a] / n) * (sum[b] / n);
+  };
+  for (std::size_t a = 0; a < kFactors; ++a) {
+    for (std::size_t b = 0; b < a; ++b) {  // 5 sigma of 4000 draws is 0.08
+      EXPECT_LT(std::abs(covariance(a, b)), 0.08 * std::sqrt(covariance(a, a) * covariance(b, b))) << a << b;
+    }
+  }
+}
+
 TEST(Sprites, CheckTheirOptions) {
   EXPECT_THAT(message_of<Error>([] { Sprites({.count = -1}); }), HasSubstr("sprites: count -1 is not legal"));
   EXPECT_THAT(message_of<Error>([] { Sprites({.size = 0}); }), HasSubstr("sprites: size 0 is not legal"));

@@ -64,6 +64,11 @@ ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& opti
   for (std::string& image : paths_) image = (fs::path(path) / image).string();
 }
 
+const std::string& ImageFolder::path(std::int64_t i) const {
+  check(i >= 0 && i < size(), "image_folder: index ", i, " is out of range; legal is 0 to ", size() - 1);
+  return paths_[static_cast<std::size_t>(i)];
+}
+
 void ImageFolder::read(std::int64_t i, std::span<float> out) const {
   const Tensor image = load_image(
       path(i), {.channels = options_.channels, .needed_side = std::max(options_.size.h, options_.size.w)});

@@ -28,7 +28,8 @@ class ImageFolder final : public Dataset {
   void read(std::int64_t i, std::span<float> out) const override;
   std::optional<std::int64_t> label(std::int64_t i) const override;
 
-  const std::string& path(std::int64_t i) const { return paths_.at(static_cast<std::size_t>(i)); }
+  /// The file of image i. Throws Error unless 0 <= i < size().
+  const std::string& path(std::int64_t i) const;
   /// The names of the classes, sorted; empty unless labels were asked for.
   const std::vector<std::string>& classes() const { return classes_; }
 
