@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""ConvTranspose2d on the CPU: Tapedeck's times beside PyTorch's, measured in turn in one run.
+
+    python3 -m venv /tmp/pt && /tmp/pt/bin/pip install torch numpy   # PyTorch stays out of the product
+    /tmp/pt/bin/python bench/compare_cpu.py [--threads 1,2] [--cases a,b] [--random 200] [--json FILE]
+
+Builds build/bench first. Ours and PyTorch's take turns (three each); what is printed and written are the
+medians over all of them, of float32 with random inputs: the forward with bias, the gradient of the input and
+that of the weight. `limit` is the larger share that ours has of two measured limits: fused multiply-adds in
+registers (counting only taps that reach an output), and a copy in memory (x, weight and y once each; a share
+above 1 means that they stayed in the cache).
+"""
+import argparse, json, math, os, pathlib, platform, random, statistics, subprocess, time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OPS = ("forward", "input_gradient", "weight_gradient")
+
+# name: n, ci, h, w, co, kernel, stride, padding, output_padding, dilation, groups; kb*: KernelBench level 1,
+# scaled down to run in under a second.
+CASES = {
+    "dcgan1": (64, 100, 1, 1, 512, 4, 1, 0, 0, 1, 1),
+    "dcgan2": (64, 512, 4, 4, 256, 4, 2, 1, 0, 1, 1),
+    "dcgan3": (64, 256, 8, 8, 128, 4, 2, 1, 0, 1, 1),
+    "dcgan4": (64, 128, 16, 16, 64, 4, 2, 1, 0, 1, 1),
+    "dcgan5": (64, 64, 32, 32, 3, 4, 2, 1, 0, 1, 1),
+    "vae1": (64, 64, 7, 7, 64, 3, 2, 1, 1, 1, 1),
+    "vae2": (64, 64, 14, 14, 32, 3, 2, 1, 1, 1, 1),
+    "vae3": (64, 32, 28, 28, 1, 3, 1, 1, 0, 1, 1),
+    "mnist": (64, 32, 14, 14, 1, 4, 2, 1, 0, 1, 1),
+    "unet_up": (4, 256, 28, 28, 128, 2, 2, 0, 0, 1, 1),
+    "depthwise": (16, 64, 56, 56, 64, 4, 2, 1, 0, 1, 64),
+    "kb71": (1, 32, 256, 512, 32, 3, 1, 0, 0, 1, 1),
+    "kb75": (2, 32, 128, 256, 64, (3, 5), (2, 3), (1, 2), 0, (2, 1), 4),
+    "kb78": (1, 32, 256, 512, 32, (3, 7), 1, (1, 3), 0, 1, 1),
+    "kb81": (2, 32, 64, 128, 64, 3, 5, 1, 0, 2, 1),
+}
+
+
+def pair(v):
+    return v if isinstance(v, tuple) else (v, v)
+
+
+def random_cases(count, seed):
+    """Parameter sets of all kinds, of 1e7 to 1e9 FLOP or 1 to 100 MB."""
+    rng, cases = random.Random(seed), {}
+    while len(cases) < count:
+        kernel = (rng.randint(1, 5), rng.randint(1, 5))
+        stride, dilation = [rng.choice([1, 1, 2, 2, 3, 4]) for _ in range(2)], [rng.choice([1, 1, 1, 2, 3]) for _ in range(2)]
+        padding = tuple(rng.randint(0, d * (k - 1)) for k, d in zip(kernel, dilation))
+        extra = tuple(rng.randint(0, max(s, d) - 1) if rng.random() < 0.3 else 0 for s, d in zip(stride, dilation))
+        groups = rng.choice([1, 1, 1, 1, 2, 4, 16])
+        ci, co = (groups * rng.choice([1, 1, 2, 3, 4, 8, 16, 24, 32, 64, 100, 128]) for _ in range(2))
+        n, h, w = rng.choice([1, 2, 4, 8, 16, 32]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64])
+        out = [(i - 1) * s - 2 * p + d * (k - 1) + e + 1
+               for i, s, p, d, k, e in zip((h, w), stride, padding, dilation, kernel, extra)]
+        if min(out) < 1:
+            continue
+        flops = 2 * n * ci * h * w * co // groups * kernel[0] * kernel[1]
+        size = 4 * n * (ci * h * w + co * out[0] * out[1])
+        if not (1e7 < flops < 1e9 or 1e6 < size < 1e8) or flops > 2e9 or size > 2e8:
+            continue
+        cases[f"random{len(cases)}"] = (n, ci, h, w, co, kernel, tuple(stride), padding, extra, tuple(dilation), groups)
+    return cases
+
+
+class Ours:
+    def __init__(self):
+        build = ROOT / "build/bench"
+        for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                         "-DTAPEDECK_BENCH=ON", "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF"],
+                        ["cmake", "--build", build, "-j2", "--target", "time_conv_bench"]):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([build / "bench/time_conv_bench"], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, *words):
+        print(*words, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().split()
+
+    def limits(self, threads):
+        return [float(v) for v in self.ask("limits", threads)]
+
+    def times(self, case, layout, threads, op, milliseconds):
+        n, ci, h, w, co, *sizes, groups = case
+        kernel, stride, padding, extra, dilation = map(pair, sizes)
+        flops, size, path, *seconds = self.ask(n, ci, h, w, co, *kernel, *stride, *padding, *extra, *dilation,
+                                               groups, layout, threads, op, milliseconds)
+        return float(flops), float(size), path, [float(s) for s in seconds]
+
+
+def torch_times(case, layout, threads, op, milliseconds):
+    import torch
+    torch.set_num_threads(threads)
+    n, ci, h, w, co, kernel, stride, padding, extra, dilation, groups = case
+    kernel, stride, padding, extra, dilation = map(pair, (kernel, stride, padding, extra, dilation))
+    memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    with torch.no_grad():
+        x = torch.randn(n, ci, h, w).contiguous(memory_format=memory)
+        weight, bias = torch.randn(ci, co // groups, *kernel), torch.randn(co)
+        forward = lambda: torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, extra, groups, dilation)
+        gy = torch.randn_like(forward())
+        mask = (op == "input_gradient", op == "weight_gradient", False)
+        call = forward if op == "forward" else lambda: torch.ops.aten.convolution_backward(
+            gy, x, weight, None, stride, padding, dilation, True, extra, groups, mask)
+        call()
+        seconds, start = [], time.perf_counter()
+        while len(seconds) < 3 or (time.perf_counter() - start < milliseconds * 1e-3 and len(seconds) < 1000):
+            before = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - before)
+    return seconds
+
+
+def measure(ours, name, case, layout, threads, op, limits, args):
+    mine, theirs = [], []
+    for _ in range(args.rounds):
+        flops, size, path, seconds = ours.times(case, layout, threads, op, args.milliseconds)
+        mine += seconds
+        theirs += torch_times(case, layout, threads, op, args.milliseconds)
+    a, b = statistics.median(mine), statistics.median(theirs)
+    row = {"case": name, "op": op, "threads": threads, "layout": layout, "path": path, "ms": a * 1e3,
+           "pytorch_ms": b * 1e3, "ratio": b / a, "gflops": flops / a * 1e-9, "gbytes": size / a * 1e-9,
+           "share_of_peak": flops / a / limits[0], "share_of_copy": size / a / limits[1]}
+    if name.startswith("random"):
+        row["parameters"] = case
+    print(f"{name:10} {op:15} {threads} {layout} {path:11} {row['ms']:9.3f} {row['pytorch_ms']:9.3f}  {row['ratio']:6.2f}x"
+          f" {row['gflops']:7.1f} GFLOP/s {row['gbytes']:6.1f} GB/s  limit {max(row['share_of_peak'], row['share_of_copy']):4.2f}",
+          flush=True)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--cases", default="", help="names, separated by commas; all if empty")
+    parser.add_argument("--ops", default=",".join(OPS))
+    parser.add_argument("--layout", default="nchw", choices=["nchw", "nhwc"])
+    parser.add_argument("--random", type=int, default=0, help="so many random parameter sets instead")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--milliseconds", type=float, default=60, help="of each turn")
+    parser.add_argument("--json", help="file to write")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would take our turns, too
+
+    import torch
+    ours, rows, limits = Ours(), [], {}
+    cases = random_cases(args.random, args.seed) if args.random else CASES
+    wanted = args.cases.split(",") if args.cases else list(cases)
+    cpu = next(l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name"))
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], text=True, capture_output=True).stdout.strip()
+    print(f"Tapedeck {commit}, PyTorch {torch.__version__}, {cpu}, load {os.getloadavg()[0]:.1f}")
+    for threads in map(int, args.threads.split(",")):
+        limits[threads] = ours.limits(threads)
+        print(f"{threads} threads: {limits[threads][0] * 1e-9:.0f} GFLOP/s, copies {limits[threads][1] * 1e-9:.1f} GB/s\n"
+              f"{'case':10} op     threads, layout, path     ours ms  PyTorch ms   ratio")
+        for name in wanted:
+            for op in args.ops.split(","):
+                rows.append(measure(ours, name, cases[name], args.layout, threads, op, limits[threads], args))
+    for threads in limits:
+        for op in args.ops.split(","):
+            ratios = [r["ratio"] for r in rows if r["threads"] == threads and r["op"] == op]
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            print(f"{op:15} {threads} threads: geometric mean {mean:.2f}x, least {min(ratios):.2f}x")
+    if args.json:
+        json.dump({"commit": commit, "pytorch": torch.__version__, "cpu": cpu, "machine": platform.platform(),
+                   "date": time.strftime("%Y-%m-%d"), "limits": {t: {"flops": l[0], "copy_bytes": l[1]} for t, l in limits.items()},
+                   "rows": rows}, open(args.json, "w"), indent=1)
+
+
+if __name__ == "__main__":
+    main()
