@@ -1,9 +1,24 @@
 # How Tapedeck's targets are made.
 
-# tapedeck_sources(<folder> <word>...): adds <folder>/<word>.cpp to the library.
+# tapedeck_sources(<folder> <word>...): adds <folder>/<word>.cpp to the library, and in a CUDA build
+# <folder>/<word>.cu, whichever exist.
 function(tapedeck_sources folder)
+  set(extensions cpp)
+  if(TAPEDECK_HAS_CUDA)
+    list(APPEND extensions cu)
+  endif()
   foreach(word IN LISTS ARGN)
-    target_sources(tapedeck PRIVATE ${PROJECT_SOURCE_DIR}/${folder}/${word}.cpp)
+    set(sources "")
+    foreach(extension IN LISTS extensions)
+      set(source ${PROJECT_SOURCE_DIR}/${folder}/${word}.${extension})
+      if(EXISTS ${source})
+        list(APPEND sources ${source})
+      endif()
+    endforeach()
+    if(NOT sources AND NOT EXISTS ${PROJECT_SOURCE_DIR}/${folder}/${word}.cu)
+      message(FATAL_ERROR "there is no ${folder}/${word}.cpp")
+    endif()
+    target_sources(tapedeck PRIVATE ${sources})
   endforeach()
 endfunction()
 
@@ -35,10 +50,16 @@ endfunction()
 
 # The warnings of our own code; nothing of this reaches a consumer.
 function(tapedeck_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+  set(warnings -Wall -Wextra -Wshadow)
+  set(cxx_warnings ${warnings} -Wconversion -Wno-sign-conversion)
   if(TAPEDECK_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    list(APPEND cxx_warnings -Werror)
+    set(cuda_werror --Werror=all-warnings)
   endif()
+  list(JOIN warnings , cuda_warnings)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:${cxx_warnings}>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${cuda_warnings};${cuda_werror}>")
 endfunction()
 
 # <tapedeck/core/tensor.h> means core/tensor.h, in the tree as after installation: the build folder has
@@ -55,15 +76,18 @@ function(tapedeck_configure_library)
   set_target_properties(tapedeck PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
   target_include_directories(tapedeck PUBLIC
     $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
-  # The same bits everywhere: no fused multiply-add that the source does not ask for.
-  target_compile_options(tapedeck PRIVATE -ffp-contract=off)
-  # Nobody reads floating-point traps or errno, and their absence is what lets loops be vectorised.
-  target_compile_options(tapedeck PRIVATE -fno-trapping-math -fno-math-errno)
+  # The same bits everywhere: no fused multiply-add that the source does not ask for. Nobody reads
+  # floating-point traps or errno, and their absence is what lets loops be vectorised.
+  target_compile_options(tapedeck PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-trapping-math;-fno-math-errno>")
   target_link_libraries(tapedeck PUBLIC Threads::Threads PRIVATE JPEG::JPEG PNG::PNG ZLIB::ZLIB)
   target_include_directories(tapedeck SYSTEM PRIVATE
     $<TARGET_PROPERTY:nlohmann_json::nlohmann_json,INTERFACE_INCLUDE_DIRECTORIES>)  # headers only
   if(TAPEDECK_FUZZ)
     target_compile_options(tapedeck PRIVATE -fsanitize=fuzzer-no-link)  # counts edges for the fuzzers
+  endif()
+  if(TAPEDECK_HAS_CUDA)
+    tapedeck_cuda(tapedeck)
   endif()
   tapedeck_warnings(tapedeck)
 endfunction()

@@ -2,7 +2,8 @@
 //
 // A kernel is a pair of functions of one signature, `cpu::f` and `cu::f`. An op calls
 // `TAPEDECK_KERNEL(device, f)(arguments...)`; a build without CUDA names only `cpu::f`, so nothing of
-// the other has to exist.
+// the other has to exist. The library's build defines TAPEDECK_CUDA for its own sources only; a program
+// that writes kernels of its own decides for itself.
 #pragma once
 
 #include <tapedeck/core/device.h>
@@ -16,21 +17,17 @@
 namespace tapedeck {
 
 /// Whether this build contains the CUDA kernels.
-constexpr bool has_cuda_backend() {
-#if defined(TAPEDECK_CUDA)
-  return true;
-#else
-  return false;
-#endif
-}
+bool has_cuda_backend();
 
 /// The number of CUDA devices that this build can use; 0 without the CUDA backend.
-#if defined(TAPEDECK_CUDA)
 int cuda_device_count();
-#else
-inline int cuda_device_count() {
-  return 0;
-}
-#endif
+
+namespace cpu {
+/// -1: there is no backend.
+int cuda_device_count();
+}  // namespace cpu
+namespace cu {
+int cuda_device_count();
+}  // namespace cu
 
 }  // namespace tapedeck

@@ -17,6 +17,10 @@ const Context& Context::current(Device device) {
   for (const ContextScope* scope = innermost; scope != nullptr; scope = scope->outer_) {
     if (scope->context_->device() == device) return *scope->context_;
   }
+  return TAPEDECK_KERNEL(device, default_context)(device);
+}
+
+const Context& cpu::default_context(Device device) {
   static const Context cpu{Device{}};
   check(device.is_cpu(), "context: ", device, " is not available in this build");
   return cpu;

@@ -7,10 +7,13 @@
 namespace tapedeck {
 
 /// A device, a stream on it and the allocator that serves both. A user may own one, over a stream of
-/// their own, and make it current for a scope; otherwise each device's default context is used.
+/// their own, and make it current for a scope; otherwise each device's default context is used. That of a
+/// CUDA device has a stream of its own, which neither waits for CUDA's default stream nor is waited for by
+/// it: only such a stream can be captured in a graph.
 class Context {
  public:
-  /// A context on `device` with its default allocator. `stream` stays the caller's.
+  /// A context on `device` with its default allocator. `stream` stays the caller's; on a CUDA device null
+  /// is CUDA's default stream.
   explicit Context(Device device, Stream stream = nullptr);
   Context(Device device, Stream stream, Allocator& allocator)
       : device_(device), stream_(stream), allocator_(&allocator) {}
@@ -27,6 +30,14 @@ class Context {
   Stream stream_;
   Allocator* allocator_;
 };
+
+namespace cpu {
+/// The context of threads that have none of their own.
+const Context& default_context(Device device);
+}  // namespace cpu
+namespace cu {
+const Context& default_context(Device device);
+}  // namespace cu
 
 /// Makes a context current for the calling thread until the scope ends.
 class ContextScope {

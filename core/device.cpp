@@ -1,5 +1,6 @@
 #include <tapedeck/core/device.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include <tapedeck/core/backend.h>
@@ -24,6 +25,30 @@ Device device(std::string_view name) {
         has_cuda_backend() ? "this machine has " : "this build leaves CUDA out and so has ", count,
         " CUDA devices");
   return {DeviceType::cuda, index};
+}
+
+int cpu::cuda_device_count() {
+  return -1;
+}
+
+namespace {
+int count_cuda_devices() {
+  return TAPEDECK_KERNEL(Device{DeviceType::cuda}, cuda_device_count)();
+}
+}  // namespace
+
+bool has_cuda_backend() {
+  return count_cuda_devices() >= 0;
+}
+
+int cuda_device_count() {
+  return std::max(0, count_cuda_devices());
+}
+
+void cpu::synchronize(Device) {}
+
+void synchronize(Device device) {
+  TAPEDECK_KERNEL(device, synchronize)(device);
 }
 
 std::string to_string(Device device) {

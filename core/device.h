@@ -25,4 +25,14 @@ Device device(std::string_view name);
 /// "cpu" or "cuda:N".
 std::string to_string(Device device);
 
+/// Returns when all work that was queued on the device is done. Work on the CPU always is.
+void synchronize(Device device);
+
+namespace cpu {
+void synchronize(Device device);
+}
+namespace cu {
+void synchronize(Device device);
+}
+
 }  // namespace tapedeck

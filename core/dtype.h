@@ -14,16 +14,22 @@ namespace tapedeck {
 
 enum class DType : std::uint8_t { float64, float32, bfloat16, float16, int64, uint8 };
 
+// Kernels convert half types by the GPU's own instructions, to the same bits (but for those of a NaN).
+
 /// The upper half of a float32: 8 exponent and 7 mantissa bits. Converts with round to nearest even.
 struct bfloat16 {
   std::uint16_t bits = 0;
 
   bfloat16() = default;
   TAPEDECK_HD explicit bfloat16(float value) {
+#if defined(__CUDA_ARCH__)
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
     bits = nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
                : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
   }
   TAPEDECK_HD explicit operator float() const {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -36,6 +42,9 @@ struct float16 {
 
   float16() = default;
   TAPEDECK_HD explicit float16(float value) {
+#if defined(__CUDA_ARCH__)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -50,8 +59,14 @@ struct float16 {
       h = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     }
     bits = static_cast<std::uint16_t>(sign | h);
+#endif
   }
   TAPEDECK_HD explicit operator float() const {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     const std::uint32_t magnitude = bits & 0x7fffu;
     std::uint32_t u;
@@ -63,6 +78,7 @@ struct float16 {
       u = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
     }
     return std::bit_cast<float>(sign | u);
+#endif
   }
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <tapedeck/core/backend.h>
+#include <tapedeck/ops/arithmetic_formulas.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/map.h>
@@ -164,46 +165,7 @@ Variable affine(const Variable& x, double scale, double shift) {
 
 namespace cpu {
 
-namespace {
-
-struct Plus {
-  auto operator()(auto a, auto b) const { return a + b; }
-};
-struct Minus {
-  auto operator()(auto a, auto b) const { return a - b; }
-};
-struct Times {
-  auto operator()(auto a, auto b) const { return a * b; }
-};
-struct Over {
-  auto operator()(auto a, auto b) const { return a / b; }
-};
-struct Smaller {  // a NaN on either side stays
-  auto operator()(auto a, auto b) const { return a < b || a != a ? a : b; }
-};
-struct Larger {
-  auto operator()(auto a, auto b) const { return a > b || a != a ? a : b; }
-};
-struct Above {
-  template <class V>
-  V operator()(V a, V b) const {
-    const V tied = a == b ? V(0.5) : V(1);
-    return a < b ? V(0) : tied;
-  }
-};
-struct Power {
-  auto operator()(auto a, auto b) const { return std::pow(a, b); }
-};
-
-struct ScaleShift {
-  double scale, shift;
-  template <class V>
-  V operator()(V x) const {
-    return x * static_cast<V>(scale) + static_cast<V>(shift);
-  }
-};
-
-}  // namespace
+using namespace formula;
 
 void arithmetic(Arithmetic kind, const Tensor& a, const Tensor& b, const Tensor& out) {
   switch (kind) {

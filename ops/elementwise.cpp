@@ -4,6 +4,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/arithmetic_formulas.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/map.h>
 #include <tapedeck/ops/unary.h>
@@ -206,17 +207,9 @@ Variable cast(const Variable& x, DType dtype) {
 
 namespace cpu {
 
-namespace {
+using formula::Compared;
 
-template <Comparison kind>
-struct Compared {
-  std::uint8_t operator()(auto a, auto b) const {
-    if constexpr (kind == Comparison::eq) return a == b;
-    if constexpr (kind == Comparison::ne) return a != b;
-    if constexpr (kind == Comparison::lt) return a < b;
-    return a <= b;
-  }
-};
+namespace {
 
 /// Elements are only moved, so that any type of their size will do.
 template <class Bits>

@@ -8,9 +8,9 @@
 #include <tapedeck/ops/block_sum.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/elementwise.h>
+#include <tapedeck/ops/loss_formulas.h>
 #include <tapedeck/ops/map.h>
 #include <tapedeck/ops/reduce.h>
-#include <tapedeck/ops/scalar_math.h>
 
 namespace tapedeck {
 
@@ -112,117 +112,9 @@ Variable pointwise_loss_sum(const PointwiseLossCall& call, double scale, const V
 
 namespace cpu {
 
+using namespace formula;
+
 namespace {
-
-// Each: the loss, its derivative by x, and minus its derivative by t.
-struct Squared {
-  template <class A>
-  A value(A x, A t) const {
-    return (x - t) * (x - t);
-  }
-  template <class A>
-  A slope(A x, A t) const {
-    return 2 * (x - t);
-  }
-  template <class A>
-  A target_slope(A x, A t) const {
-    return slope(x, t);
-  }
-};
-
-struct Absolute {
-  template <class A>
-  A value(A x, A t) const {
-    return std::fabs(x - t);
-  }
-  template <class A>
-  A slope(A x, A t) const {
-    const A positive = x > t ? A(1) : A(0), negative = x < t ? A(1) : A(0);
-    return positive - negative;
-  }
-  template <class A>
-  A target_slope(A x, A t) const {
-    return slope(x, t);
-  }
-};
-
-struct Huber {
-  double delta;
-  template <class A>
-  A value(A x, A t) const {
-    const A limit = static_cast<A>(delta), d = std::fabs(x - t);
-    const A near = d * d / 2, far = limit * (d - limit / 2);
-    return d < limit ? near : far;
-  }
-  template <class A>
-  A slope(A x, A t) const {
-    const A limit = static_cast<A>(delta), d = x - t;
-    const A above = d < -limit ? -limit : d;
-    return above > limit ? limit : above;
-  }
-  template <class A>
-  A target_slope(A x, A t) const {
-    return slope(x, t);
-  }
-};
-
-struct Logistic {
-  template <class A>
-  A value(A x, A t) const {
-    const A least = x > 0 ? x : A(0);
-    return least - t * x + math::log1p_of_unit(math::exp(-std::fabs(x)));
-  }
-  template <class A>
-  A slope(A x, A t) const {
-    return math::sigmoid(x) - t;
-  }
-  template <class A>
-  A target_slope(A x, A) const {
-    return x;
-  }
-};
-
-template <class F>
-void with_formula(const PointwiseLossCall& call, const F& f) {
-  switch (call.kind) {
-    case PointwiseLoss::squared:
-      return f(Squared{});
-    case PointwiseLoss::absolute:
-      return f(Absolute{});
-    case PointwiseLoss::huber:
-      return f(Huber{call.delta});
-    case PointwiseLoss::logistic:
-      return f(Logistic{});
-  }
-}
-
-// What map_floating() takes: the loss, and its gradients.
-template <class Formula>
-struct ValueOf {
-  Formula formula;
-  template <class A>
-  A operator()(A x, A t) const {
-    return formula.value(x, t);
-  }
-};
-template <class Formula>
-struct SlopeOf {
-  Formula formula;
-  double scale;
-  template <class A>
-  A operator()(A x, A t, A gy) const {
-    return gy * static_cast<A>(scale) * formula.slope(x, t);
-  }
-};
-template <class Formula>
-struct TargetSlopeOf {
-  Formula formula;
-  double scale;
-  template <class A>
-  A operator()(A x, A t, A gy) const {
-    return -(gy * static_cast<A>(scale) * formula.target_slope(x, t));
-  }
-};
 
 /// The sum of formula.value over n neighbours.
 template <class T, class Formula>

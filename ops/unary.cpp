@@ -42,21 +42,8 @@ Tensor UnaryOp::gradient(const Tensor& saved, const Tensor& gy) const {
 
 namespace cpu {
 
-namespace {
-
-template <class F>
-struct Value {
-  F f;
-  auto operator()(auto x) const { return f.value(x); }
-};
-
-template <class F>
-struct Gradient {
-  F f;
-  auto operator()(auto saved, auto gy) const { return f.gradient(saved, gy); }
-};
-
-}  // namespace
+using formula::Gradient;
+using formula::Value;
 
 void unary(const UnaryCall& call, const Tensor& x, const Tensor& out) {
   formula::visit(call, [&]<class F>(const F& f) {

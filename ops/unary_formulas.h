@@ -278,6 +278,25 @@ template <class F>
 inline constexpr bool takes_integers = std::is_same_v<F, Abs> || std::is_same_v<F, Clamp> ||
                                        std::is_same_v<F, Relu> || std::is_same_v<F, Square>;
 
+// What elementwise loops take.
+template <class F>
+struct Value {
+  F f;
+  template <class A>
+  TAPEDECK_HD A operator()(A x) const {
+    return f.value(x);
+  }
+};
+
+template <class F>
+struct Gradient {
+  F f;
+  template <class A>
+  TAPEDECK_HD A operator()(A saved, A gy) const {
+    return f.gradient(saved, gy);
+  }
+};
+
 /// Calls `f(formula)` with the formula of a call.
 template <class F>
 decltype(auto) visit(const UnaryCall& call, F&& f) {

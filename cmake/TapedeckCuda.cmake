@@ -1,0 +1,40 @@
+# The CUDA backend: whether it is built, for which GPUs, and what it links.
+#
+# Without CMAKE_CUDA_ARCHITECTURES it runs on compute capability 8.0 and above: as machine code on Hopper,
+# elsewhere through PTX, which the driver compiles when it first runs.
+if(TAPEDECK_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  set(TAPEDECK_HAS_CUDA ${CMAKE_CUDA_COMPILER})
+else()
+  set(TAPEDECK_HAS_CUDA ${TAPEDECK_CUDA})
+endif()
+
+if(TAPEDECK_HAS_CUDA)
+  set(TAPEDECK_HAS_CUDA ON)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90a-real)
+  endif()
+  enable_language(CUDA)
+  find_package(CUDAToolkit 12.0 REQUIRED)
+else()
+  set(TAPEDECK_HAS_CUDA OFF)
+endif()
+
+# tapedeck_cuda(<target>): what a target with .cu files needs. Nothing of it reaches a consumer but the
+# libraries to link.
+function(tapedeck_cuda target)
+  set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+  target_compile_definitions(${target} PRIVATE TAPEDECK_CUDA)
+  # constexpr functions of the standard library, and lambdas, may be called in kernels. CMake 3.25 knows no
+  # feature cuda_std_20 yet.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda>")
+  set(blas CUDA::cublasLt)
+  if(TARGET CUDA::cublasLt_static)
+    set(blas CUDA::cublasLt_static)
+  endif()
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static ${blas})
+  # Random numbers have the CPU's bits (core/random_math.h).
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/core/random.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+endfunction()

@@ -1,0 +1,178 @@
+// Copies between devices, dtypes and layouts, and fills.
+#include <tapedeck/core/launch.cuh>
+
+#include <cstring>
+
+namespace tapedeck::cu {
+
+namespace {
+
+/// out[i] = in[i], converted, in memory order. V is in's compute type.
+template <class V>
+void convert_elements(const Tensor& in, const Tensor& out) {
+  const Reader<V> from(in);
+  const DType dtype = out.dtype();
+  void* const to = out.raw();
+  for_each("copy", out.device(), in.count(), [=] __device__(std::int64_t i) {
+    const V value = from[i];
+    switch (dtype) {
+      case DType::float64:
+        static_cast<double*>(to)[i] = convert<double>(value);
+        break;
+      case DType::float32:
+        static_cast<float*>(to)[i] = convert<float>(value);
+        break;
+      case DType::bfloat16:
+        static_cast<bfloat16*>(to)[i] = convert<bfloat16>(value);
+        break;
+      case DType::float16:
+        static_cast<float16*>(to)[i] = convert<float16>(value);
+        break;
+      case DType::int64:
+        static_cast<std::int64_t*>(to)[i] = convert<std::int64_t>(value);
+        break;
+      case DType::uint8:
+        static_cast<std::uint8_t*>(to)[i] = convert<std::uint8_t>(value);
+        break;
+    }
+  });
+}
+
+void convert_elements(const Tensor& in, const Tensor& out) {
+  if (in.dtype() == DType::float64) return convert_elements<double>(in, out);
+  if (is_floating(in.dtype())) return convert_elements<float>(in, out);
+  convert_elements<std::int64_t>(in, out);
+}
+
+constexpr int kTile = 32;
+constexpr int kTileRows = 8;  // rows of a tile that a block's threads cover at once
+
+/// Per image, out[column][row] = in[row][column], by tiles that are read and written in whole lines. Tiles
+/// of all images count in one dimension.
+template <class T>
+__global__ void __launch_bounds__(kTile* kTileRows)
+    transpose_kernel(const T* in, T* out, std::int64_t rows, std::int64_t columns, std::int64_t tiles_down,
+                     std::int64_t tiles_across) {
+  __shared__ T tile[kTile][kTile + 1];
+  const std::int64_t block = blockIdx.x, across = block % tiles_across;
+  const std::int64_t down = block / tiles_across % tiles_down, image = block / tiles_across / tiles_down;
+  in += image * rows * columns;
+  out += image * rows * columns;
+  const std::int64_t row0 = down * kTile, column0 = across * kTile;
+  for (int r = threadIdx.y; r < kTile; r += kTileRows) {
+    if (row0 + r < rows && column0 + threadIdx.x < columns) {
+      tile[r][threadIdx.x] = in[(row0 + r) * columns + column0 + threadIdx.x];
+    }
+  }
+  __syncthreads();
+  for (int c = threadIdx.y; c < kTile; c += kTileRows) {
+    if (column0 + c < columns && row0 + threadIdx.x < rows) {
+      out[(column0 + c) * rows + row0 + threadIdx.x] = tile[threadIdx.x][c];
+    }
+  }
+}
+
+/// Changes the layout; both tensors are of one dtype.
+template <class Bits>
+void transpose(const Tensor& in, const Tensor& out) {
+  const std::int64_t channels = in.size(1), pixels = in.size(2) * in.size(3);
+  const bool to_nhwc = out.layout() == Layout::nhwc;
+  const std::int64_t rows = to_nhwc ? channels : pixels, columns = to_nhwc ? pixels : channels;
+  const std::int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
+  const DeviceScope scope(out.device());
+  transpose_kernel<<<grid_size("copy", in.size(0) * down * across), dim3(kTile, kTileRows), 0,
+                     stream_of(out.device())>>>(static_cast<const Bits*>(in.raw()),
+                                                static_cast<Bits*>(out.raw()), rows, columns, down, across);
+  check_launch("copy");
+}
+
+void transpose(const Tensor& in, const Tensor& out) {
+  switch (size_of(in.dtype())) {
+    case 8:
+      return transpose<std::uint64_t>(in, out);
+    case 4:
+      return transpose<std::uint32_t>(in, out);
+    case 2:
+      return transpose<std::uint16_t>(in, out);
+    default:
+      return transpose<std::uint8_t>(in, out);
+  }
+}
+
+bool same_bytes(const Tensor& in, const Tensor& out) {
+  return in.dtype() == out.dtype() && in.layout() == out.layout();
+}
+
+/// Copies bytes that are the same on both sides. The CPU's side may be reused when this returns: CUDA copies
+/// pageable memory to a buffer of its own first; and what is read back is there.
+void copy_bytes(const Tensor& in, const Tensor& out) {
+  const Device device = in.device().is_cuda() ? in.device() : out.device();
+  const DeviceScope scope(device);
+  const cudaStream_t stream = stream_of(device);
+  check_cuda(cudaMemcpyAsync(out.raw(), in.raw(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  if (out.device().is_cpu()) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+/// The same between two GPUs: `out`'s stream goes on after the copy on `in`'s.
+void copy_across(const Tensor& in, const Tensor& out) {
+  copy_bytes(in, out);
+  const DeviceScope scope(in.device());
+  cudaEvent_t copied = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "cudaEventCreate");
+  const cudaError_t recorded = cudaEventRecord(copied, stream_of(in.device()));
+  const cudaError_t waits = cudaStreamWaitEvent(stream_of(out.device()), copied);
+  (void)cudaEventDestroy(copied);  // when it is done
+  check_cuda(recorded, "cudaEventRecord");
+  check_cuda(waits, "cudaStreamWaitEvent");
+}
+
+}  // namespace
+
+void copy(const Tensor& in, const Tensor& out) {
+  if (in.device() != out.device()) {
+    // Bytes travel as they are, and are converted on the GPU: on the way down before, up after.
+    if (out.device().is_cpu()) {
+      const Tensor converted =
+          same_bytes(in, out) ? in : Tensor::empty(in.shape(), {out.dtype(), in.device(), out.layout()});
+      if (!same_bytes(in, out)) copy(in, converted);
+      return copy_bytes(converted, out);
+    }
+    const Tensor arrived =
+        same_bytes(in, out) ? out : Tensor::empty(in.shape(), {in.dtype(), out.device(), in.layout()});
+    in.device().is_cuda() ? copy_across(in, arrived) : copy_bytes(in, arrived);
+    if (!same_bytes(in, out)) copy(arrived, out);
+    return;
+  }
+  if (same_bytes(in, out)) return copy_bytes(in, out);
+  if (in.layout() == out.layout()) return convert_elements(in, out);
+  if (in.dtype() == out.dtype()) return transpose(in, out);
+  const Tensor converted = Tensor::empty(in.shape(), {out.dtype(), in.device(), in.layout()});
+  convert_elements(in, converted);
+  transpose(converted, out);
+}
+
+void fill(const Tensor& out, double value) {
+  const std::size_t size = size_of(out.dtype());
+  Pack<std::uint8_t, 16> pattern;  // the element, repeated
+  visit(out.dtype(), [&]<class T>() {
+    const T element = convert<T>(value);
+    for (std::size_t at = 0; at < sizeof pattern; at += size)
+      std::memcpy(pattern.values + at, &element, size);
+  });
+  // A tensor's first element is aligned to its own size only; its block ends at a multiple of 16.
+  auto* const first = static_cast<std::uint8_t*>(out.raw());
+  const auto address = reinterpret_cast<std::uintptr_t>(first);
+  const std::int64_t bytes = static_cast<std::int64_t>(out.bytes());
+  const std::int64_t head = static_cast<std::int64_t>(16 - address % 16) % 16;
+  const std::int64_t packs = bytes > head ? (bytes - head) / 16 : 0, tail = head + packs * 16;
+  for_each("fill", out.device(), packs, [=] __device__(std::int64_t i) {
+    *reinterpret_cast<Pack<std::uint8_t, 16>*>(first + head + 16 * i) = pattern;
+  });
+  if (packs * 16 == bytes) return;
+  for_each("fill", out.device(), 32, [=] __device__(std::int64_t i) {
+    const std::int64_t at = i < 16 ? i : tail + i - 16;
+    if ((at < head || at >= tail) && at < bytes) first[at] = pattern.values[at % sizeof(std::uint64_t)];
+  });
+}
+
+}  // namespace tapedeck::cu

@@ -1,0 +1,163 @@
+// CUDA devices: errors, memory behind the caching allocator, and default contexts.
+#include <tapedeck/core/launch.cuh>
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <tapedeck/core/backend.h>
+#include <tapedeck/core/caching_allocator.h>
+
+namespace tapedeck::cu {
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  (void)cudaGetLastError();  // so that it is reported once
+  throw Error(concat("cuda: ", what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
+}
+
+void check_launch(const char* kernel) {
+  check_cuda(cudaGetLastError(), kernel);
+}
+
+unsigned grid_size(const char* op, std::int64_t blocks) {
+  check(blocks <= 0x7fffffff, op, ": ", blocks, " blocks of threads are more than a grid has");
+  return static_cast<unsigned>(blocks);
+}
+
+DeviceScope::DeviceScope(Device device) : device_(device.index) {
+  check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+  if (previous_ != device_) check_cuda(cudaSetDevice(device_), "cudaSetDevice");
+}
+
+DeviceScope::~DeviceScope() {
+  if (previous_ != device_) (void)cudaSetDevice(previous_);
+}
+
+int cuda_device_count() {
+  static const int count = [] {
+    int found = 0;
+    const bool driver = cudaGetDeviceCount(&found) == cudaSuccess;
+    (void)cudaGetLastError();
+    return driver ? found : 0;
+  }();
+  return count;
+}
+
+void synchronize(Device device) {
+  const DeviceScope scope(device);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+namespace {
+
+class CudaMemory final : public DeviceMemory {
+ public:
+  explicit CudaMemory(Device device) : device_(device) {}
+
+  void* take(std::size_t bytes) override {
+    const DeviceScope scope(device_);
+    void* pointer = nullptr;
+    const cudaError_t status = cudaMalloc(&pointer, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    check_cuda(status, "cudaMalloc");
+    return pointer;
+  }
+  void give_back(void* pointer, std::size_t) noexcept override { (void)cudaFree(pointer); }
+
+  Event record_event(Stream stream) override {
+    const DeviceScope scope(device_);
+    cudaEvent_t event = nullptr;
+    if (!idle_.empty()) {
+      event = idle_.back();
+      idle_.pop_back();
+    } else {
+      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    check_cuda(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    return event;
+  }
+  bool is_done(Event event) override {
+    const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (status == cudaErrorNotReady) return false;
+    check_cuda(status, "cudaEventQuery");
+    return true;
+  }
+  void wait(Event event) noexcept override { (void)cudaEventSynchronize(static_cast<cudaEvent_t>(event)); }
+  void release_event(Event event) noexcept override {
+    try {
+      idle_.push_back(static_cast<cudaEvent_t>(event));
+    } catch (...) {
+      (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    }
+  }
+
+ private:
+  Device device_;
+  std::vector<cudaEvent_t> idle_;  // the allocator's mutex protects it
+};
+
+/// What exists once for each device that is used. Never destroyed: it outlives every static tensor.
+struct DeviceState {
+  explicit DeviceState(Device device)
+      // TAPEDECK_CUDA_CACHE=0: for compute-sanitizer, which then sees every tensor as a block of its own.
+      : memory(device),
+        allocator(to_string(device), memory, cache_wanted()),
+        stream(new_stream(device)),
+        context(device, stream, allocator) {
+    check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index),
+               "cudaDeviceGetAttribute");
+  }
+
+  static bool cache_wanted() {
+    const char* cache = std::getenv("TAPEDECK_CUDA_CACHE");
+    return cache == nullptr || std::string_view(cache) != "0";
+  }
+  static cudaStream_t new_stream(Device device) {
+    const DeviceScope scope(device);
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return stream;
+  }
+
+  CudaMemory memory;
+  CachingAllocator allocator;
+  cudaStream_t stream;
+  Context context;
+  int multiprocessors = 0;
+};
+
+DeviceState& state_of(Device device) {
+  struct Slot {
+    std::once_flag once;
+    DeviceState* state = nullptr;
+  };
+  const int count = cuda_device_count();
+  static auto* const slots = new std::vector<Slot>(static_cast<std::size_t>(count));
+  check(device.is_cuda() && device.index >= 0 && device.index < count, "context: ", device,
+        " is not available; this machine has ", count, " CUDA devices");
+  Slot& slot = (*slots)[static_cast<std::size_t>(device.index)];
+  std::call_once(slot.once, [&] { slot.state = new DeviceState(device); });
+  return *slot.state;
+}
+
+}  // namespace
+
+CachingAllocator& caching_allocator(Device device) {
+  return state_of(device).allocator;
+}
+
+const Context& default_context(Device device) {
+  return state_of(device).context;
+}
+
+int multiprocessors(Device device) {
+  return state_of(device).multiprocessors;
+}
+
+}  // namespace tapedeck::cu
