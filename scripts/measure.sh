@@ -41,4 +41,14 @@ quietly git clone --quiet . "$work/tapedeck"
   program=build/static/examples/train_decoder
   file -b "$program"
   printf 'stat -c %%s %s\n    %.2f MB\n' "$program" "$(echo "$(stat -c %s "$program") / 1000000" | bc -l)"
+
+  say "from the start of the program to the end of its first step, five times"
+  for run in 1 2 3 4 5; do
+    start=$(date +%s.%N)
+    taskset -c "$cores" "$program" --steps 2 --out "$work/run$run" 2>&1 | {
+      read -r line
+      printf '    %.3f s: %s\n' "$(echo "$(date +%s.%N) - $start" | bc)" "$line"
+      cat >/dev/null
+    }
+  done
 )
