@@ -14,7 +14,6 @@ namespace train_decoder {
 
 using tapedeck::check;
 using tapedeck::concat;
-using tapedeck::Error;
 namespace fs = std::filesystem;
 
 namespace {
