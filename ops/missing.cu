@@ -1,7 +1,5 @@
 // Kernels that are still to be written. This file shrinks to nothing.
 #include <tapedeck/core/error.h>
-#include <tapedeck/ops/conv2d.h>
-#include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/dropout.h>
 #include <tapedeck/ops/index.h>
 #include <tapedeck/ops/loss.h>
@@ -22,17 +20,6 @@ namespace {
 }
 }  // namespace
 
-void conv2d(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
-  missing("conv2d");
-}
-void conv_transpose2d(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&, const Tensor&,
-                      const Tensor&) {
-  missing("conv_transpose2d");
-}
-void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
-                                  const Tensor&) {
-  missing("conv_transpose2d_weight_grad");
-}
 void dropout(const Tensor&, double, std::uint64_t, std::uint64_t, const Tensor&) {
   missing("dropout");
 }

@@ -4,69 +4,17 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "conv_cases.h"
 #include "conv_paths.h"
 
 namespace tapedeck::test {
 namespace {
 
-struct Case {
-  const char* name;
-  Shape x, w;
-  ConvTranspose2dOptions options;
-};
-
-/// The shapes of real decoders, with few images, and each special path.
-const Case kCases[] = {
-    {"pixel to map", {6, 50, 1, 1}, {50, 70, 4, 4}, {}},
-    {"tiny map", {19, 48, 4, 4}, {48, 40, 4, 4}, {.stride = 2, .padding = 1}},
-    {"odd map", {9, 33, 7, 7}, {33, 65, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
-    {"rows", {2, 32, 9, 40}, {32, 16, 4, 4}, {.stride = 2, .padding = 1}},
-    {"colour", {2, 40, 13, 15}, {40, 3, 4, 4}, {.stride = 2, .padding = 1}},
-    {"grey", {3, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1}},
-    {"from grey", {3, 1, 14, 14}, {1, 20, 3, 3}, {.stride = 2}},
-    {"depthwise", {2, 21, 9, 10}, {21, 1, 4, 3}, {.stride = 2, .padding = 1, .groups = 21}},
-    {"multiplier", {2, 10, 6, 7}, {10, 3, 3, 3}, {.stride = 2, .padding = 1, .groups = 10}},
-    {"narrow groups", {2, 12, 6, 7}, {12, 2, 3, 3}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 4}},
-    {"wide groups", {2, 64, 6, 7}, {64, 20, 3, 5}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 2}},
-    {"empty phases", {2, 20, 7, 6}, {20, 18, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
-    {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
-};
-
-struct Results {
-  Tensor y, gx, gw, gb;
-};
-
-Results run(const Case& c, Layout layout, DType dtype) {
-  manual_seed(21);
-  const auto make = [&](const Shape& shape, Layout to) {
-    return Variable::parameter(randn(shape, {.dtype = DType::float64}).to(dtype).to(to));
-  };
-  const Variable x = make(c.x, layout), w = make(c.w, Layout::nchw),
-                 b = make({c.w[1] * c.options.groups}, Layout::nchw);
-  Tape tape;
-  const Variable y = conv_transpose2d(x, w, b, c.options);
-  const Variables g = tape.gradient(y, {x, w, b}, {.gradient = make(y.shape(), layout)});
-  return {y.tensor(), g[0].tensor(), g[1].tensor(), g[2].tensor()};
-}
-
-/// The largest difference in units of the largest value.
-double difference(const Tensor& a, const Tensor& b) {
-  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
-  double most = 0, scale = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    most = std::isnan(x[i] - y[i]) ? std::numeric_limits<double>::infinity()
-                                   : std::max(most, std::abs(x[i] - y[i]));
-    scale = std::max(scale, std::abs(y[i]));
-  }
-  return most / scale;
-}
-
 TEST(ConvKernels, FastEqualsReference) {
-  for (const Case& c : kCases) {
+  for (const LayerCase& c : kLayerCases) {
     for (DType dtype : {DType::float32, DType::float64}) {
       for (Layout layout : {Layout::nchw, Layout::nhwc}) {
         set_conv_algorithm(ConvAlgorithm::reference);
@@ -86,13 +34,9 @@ TEST(ConvKernels, FastEqualsReference) {
   }
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.bytes() == b.bytes() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
-}
-
 TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
   const int before = num_threads();
-  for (const Case& c : kCases) {
+  for (const LayerCase& c : kLayerCases) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
       set_num_threads(1);
       const Results one = run(c, layout, DType::float32);
@@ -110,7 +54,7 @@ TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
 }
 
 TEST(ConvKernels, BothLayoutsAgree) {
-  for (const Case& c : kCases) {
+  for (const LayerCase& c : kLayerCases) {
     const Results a = run(c, Layout::nchw, DType::float32), b = run(c, Layout::nhwc, DType::float32);
     EXPECT_LT(difference(b.y, a.y), 1e-5) << c.name;
     EXPECT_LT(difference(b.gw, a.gw), 1e-5) << c.name;
@@ -136,7 +80,7 @@ TEST(ConvKernels, HalfTypesAreSummedInFloat32) {
 }
 
 TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
-  const auto explained = [](const Case& c) {
+  const auto explained = [](const LayerCase& c) {
     return explain(conv_transpose2d_geometry(Tensor::zeros(c.x), Tensor::zeros(c.w), {}, c.options));
   };
   const ConvExplanation a = explained({"", {2, 64, 4, 4}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}});
@@ -148,7 +92,7 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
   if (instruction_set() == InstructionSet::avx512) {
     EXPECT_EQ(a.forward, ConvPath::thin);
   }
-  EXPECT_EQ(explained(kCases[0]).forward, ConvPath::matrix);
+  EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::matrix);
   EXPECT_EQ(explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}).weight_gradient,
             ConvPath::channelwise);
   const ConvExplanation b = explained({"", {1, 4, 7, 6}, {4, 4, 3, 3}, {.stride = 5, .dilation = 2}});
@@ -158,7 +102,7 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
       to_string(explained({"", {16, 32, 14, 14}, {32, 32, 2, 2}, {.stride = 2}})),
       "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.026 GFLOP, 2.0 MB");
   set_conv_algorithm(ConvAlgorithm::reference);
-  EXPECT_EQ(explained(kCases[0]).forward, ConvPath::reference);
+  EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::reference);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
@@ -181,7 +125,7 @@ class PoisonAllocator final : public Allocator {
 TEST(ConvKernels, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
   PoisonAllocator poison;
   const Context context(Device{}, nullptr, poison);
-  for (const Case& c : kCases) {
+  for (const LayerCase& c : kLayerCases) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
       const Results clean = run(c, layout, DType::float32);
       const ContextScope scope(context);

@@ -30,6 +30,10 @@ ConvAlgorithm parse_conv_algorithm(std::string_view name) {
   return name == "automatic" ? ConvAlgorithm::automatic : ConvAlgorithm::reference;
 }
 
+std::string to_string(ConvAlgorithm algorithm) {
+  return algorithm == ConvAlgorithm::reference ? "reference" : "automatic";
+}
+
 void set_conv_algorithm(ConvAlgorithm algorithm) {
   forced = static_cast<int>(algorithm);
 }

@@ -30,6 +30,7 @@ enum class ConvAlgorithm : std::uint8_t { automatic, reference };
 void set_conv_algorithm(ConvAlgorithm algorithm);
 /// Throws Error when TAPEDECK_CONV_ALGORITHM names none.
 ConvAlgorithm conv_algorithm();
+std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
@@ -61,5 +62,12 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
             const Tensor& x);
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 }  // namespace cpu::reference
+namespace cu::reference {
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
+                      const Tensor& y);
+void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+            const Tensor& x);
+void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+}  // namespace cu::reference
 
 }  // namespace tapedeck

@@ -1,0 +1,74 @@
+// Layers of real decoders, for tests of the convolution family with real numbers.
+#pragma once
+
+#include <tapedeck/tapedeck.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace tapedeck::test {
+
+struct LayerCase {
+  const char* name;
+  Shape x, w;
+  ConvTranspose2dOptions options;
+};
+
+/// The shapes of real decoders, with few images, and each special path.
+inline const LayerCase kLayerCases[] = {
+    {"pixel to map", {6, 50, 1, 1}, {50, 70, 4, 4}, {}},
+    {"tiny map", {19, 48, 4, 4}, {48, 40, 4, 4}, {.stride = 2, .padding = 1}},
+    {"odd map", {9, 33, 7, 7}, {33, 65, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+    {"rows", {2, 32, 9, 40}, {32, 16, 4, 4}, {.stride = 2, .padding = 1}},
+    {"colour", {2, 40, 13, 15}, {40, 3, 4, 4}, {.stride = 2, .padding = 1}},
+    {"grey", {3, 32, 14, 14}, {32, 1, 3, 3}, {.padding = 1}},
+    {"from grey", {3, 1, 14, 14}, {1, 20, 3, 3}, {.stride = 2}},
+    {"depthwise", {2, 21, 9, 10}, {21, 1, 4, 3}, {.stride = 2, .padding = 1, .groups = 21}},
+    {"multiplier", {2, 10, 6, 7}, {10, 3, 3, 3}, {.stride = 2, .padding = 1, .groups = 10}},
+    {"narrow groups", {2, 12, 6, 7}, {12, 2, 3, 3}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 4}},
+    {"wide groups", {2, 64, 6, 7}, {64, 20, 3, 5}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 2}},
+    {"empty phases", {2, 20, 7, 6}, {20, 18, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+    {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
+};
+
+struct Results {
+  Tensor y, gx, gw, gb;
+};
+
+/// conv_transpose2d of random values of `dtype`, and its gradients (a bias's on the CPU only), computed on
+/// `device`; in float64 if `widened`.
+inline Results run(const LayerCase& c, Layout layout, DType dtype, Device device = {}, bool widened = false) {
+  manual_seed(21);
+  const auto make = [&](const Shape& shape, Layout to) {
+    const Tensor values = randn(shape, {.dtype = DType::float64}).to(dtype);
+    return Variable::parameter((widened ? values.to(DType::float64) : values).to(to).to(device));
+  };
+  const Variable x = make(c.x, layout), w = make(c.w, Layout::nchw),
+                 b = make({c.w[1] * c.options.groups}, Layout::nchw);
+  Variables wanted{x, w};
+  if (!device.is_cuda()) wanted.push_back(b);
+  Tape tape;
+  const Variable y = conv_transpose2d(x, w, b, c.options);
+  const Variables g = tape.gradient(y, wanted, {.gradient = make(y.shape(), layout).tensor()});
+  return {y.tensor(), g[0].tensor(), g[1].tensor(), g.size() > 2 ? g[2].tensor() : Tensor()};
+}
+
+/// The largest difference in units of the largest value.
+inline double difference(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double most = 0, scale = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    most = std::isnan(x[i] - y[i]) ? std::numeric_limits<double>::infinity()
+                                   : std::max(most, std::abs(x[i] - y[i]));
+    scale = std::max(scale, std::abs(y[i]));
+  }
+  return most / scale;
+}
+
+inline bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+}
+
+}  // namespace tapedeck::test

@@ -1,0 +1,165 @@
+// The convolution family on a GPU: every algorithm, dtype, layout and precision against the definition and
+// against the CPU in float64; the same bits each time.
+#include "conv_cases.h"
+#include "conv_checks.h"
+#include "cuda_support.h"
+
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/kernels.h>
+
+namespace tapedeck::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::float16};
+
+class CudaConv : public CudaTest {
+ protected:
+  void TearDown() override {
+    set_conv_algorithm(ConvAlgorithm::automatic);
+    set_float32_precision(Precision::highest);
+  }
+};
+
+/// Calls f for each algorithm and precision.
+template <class F>
+void for_each_algorithm(F f) {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::automatic}) {
+    for (Precision precision : {Precision::highest, Precision::high}) {
+      set_conv_algorithm(algorithm);
+      set_float32_precision(precision);
+      SCOPED_TRACE(concat(algorithm, precision == Precision::high ? " high" : " highest"));
+      f();
+    }
+  }
+  set_conv_algorithm(ConvAlgorithm::automatic);
+  set_float32_precision(Precision::highest);
+}
+
+// Integers are exact in TF32 too.
+template <class Check>
+void sweep_algorithms(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels,
+                      Check check_case) {
+  for_each_algorithm([&] {
+    sweep(seed, cases, size, channels, check_case, {std::begin(kTypes), std::end(kTypes)}, kCuda);
+  });
+}
+
+TEST_F(CudaConv, TransposedAtTheEdges) {
+  sweep_algorithms(1, 300, 6, 3, check_transposed);
+}
+TEST_F(CudaConv, TransposedWithBlocks) {
+  sweep_algorithms(2, 100, 12, 24, check_transposed);
+}
+TEST_F(CudaConv, TransposedWithPanels) {
+  sweep_algorithms(5, 30, 5, 90, check_transposed);
+}
+TEST_F(CudaConv, PlainAtTheEdges) {
+  sweep_algorithms(3, 300, 6, 3, check_plain);
+}
+TEST_F(CudaConv, PlainWithBlocks) {
+  sweep_algorithms(4, 100, 12, 24, check_plain);
+}
+TEST_F(CudaConv, PlainWithPanels) {
+  sweep_algorithms(6, 30, 5, 90, check_plain);
+}
+
+/// The root of the mean square of a - b in units of that of b.
+double relative_error(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    error += (x[i] - y[i]) * (x[i] - y[i]);
+    size += y[i] * y[i];
+  }
+  return std::sqrt(error / size);
+}
+
+// `run` rounds its operands to the type, so the half types' results are compared with float64 results of the
+// rounded operands; what is left is the rounding of the result, half a unit in the last place at most.
+TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
+  for (const LayerCase& c : kLayerCases) {
+    for (DType dtype : kTypes) {
+      const Results exact = run(c, Layout::nchw, dtype, Device{}, true);
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        for_each_algorithm([&] {
+          SCOPED_TRACE(concat(c.name, " ", layout, " ", dtype));
+          const bool tf32 = float32_precision() == Precision::high;
+          const double tolerance = dtype == DType::float64    ? 1e-14
+                                   : dtype == DType::float32  ? (tf32 ? 6e-4 : 6e-7)
+                                   : dtype == DType::bfloat16 ? 3e-3
+                                                              : 4e-4;
+          const Results got = run(c, layout, dtype, kCuda);
+          EXPECT_LT(relative_error(got.y, exact.y), tolerance);
+          EXPECT_LT(relative_error(got.gx, exact.gx), tolerance);
+          EXPECT_LT(relative_error(got.gw, exact.gw), tolerance);
+        });
+      }
+    }
+  }
+}
+
+TEST_F(CudaConv, TheSameBitsAgain) {
+  const auto host = [](const Tensor& x) { return x.to(Device{}); };
+  for (const LayerCase& c : kLayerCases) {
+    for (DType dtype : kTypes) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        SCOPED_TRACE(concat(c.name, " ", layout, " ", dtype));
+        const Results one = run(c, layout, dtype, kCuda), two = run(c, layout, dtype, kCuda);
+        EXPECT_TRUE(same_bits(host(one.y), host(two.y)));
+        EXPECT_TRUE(same_bits(host(one.gx), host(two.gx)));
+        EXPECT_TRUE(same_bits(host(one.gw), host(two.gw)));
+      }
+    }
+  }
+}
+
+/// Leaves NaN in the memory that the cache hands out next.
+void poison_memory() {
+  std::vector<Tensor> blocks;
+  for (int i = 0; i < 20; ++i) {
+    for (std::int64_t count : {200, 5000, 100000, 3000000}) {
+      blocks.push_back(Tensor::full({count}, std::numeric_limits<double>::quiet_NaN(), {.device = kCuda}));
+    }
+  }
+}
+
+TEST_F(CudaConv, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
+  for_each_algorithm([&] {
+    for (const LayerCase& c : kLayerCases) {
+      for (DType dtype : kTypes) {
+        for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+          SCOPED_TRACE(concat(c.name, " ", layout, " ", dtype));
+          const Results before = run(c, layout, dtype, kCuda);
+          poison_memory();
+          const Results after = run(c, layout, dtype, kCuda);
+          for (auto result : {&Results::y, &Results::gx, &Results::gw}) {
+            const Tensor a = (before.*result).to(Device{}), b = (after.*result).to(Device{});
+            EXPECT_TRUE(same_bits(a, b));
+            for (double v : b.to_vector<double>()) ASSERT_FALSE(std::isnan(v));
+          }
+        }
+      }
+    }
+  });
+}
+
+// Enough pixels that sums over them are split.
+TEST_F(CudaConv, ManyImages) {
+  for_each_algorithm([&] {
+    ConvRandom random(17);
+    for (bool nhwc : {false, true}) {
+      const ConvCase c{.n = 40,
+                       .ci = 33,
+                       .co = 20,
+                       .in = {9, 11},
+                       .kernel = {3, 4},
+                       .stride = {2, 2},
+                       .padding = {1, 1},
+                       .nhwc = nhwc};
+      for (DType dtype : kTypes) check_transposed(c, random, {dtype, kCuda});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tapedeck::test
