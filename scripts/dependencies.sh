@@ -69,7 +69,7 @@ report_cuda() {
     found+=("$(nvidia-smi -L | head -1 | cut -d'(' -f1)")
   fi
   if [ ${#found[@]} -gt 0 ]; then
-    echo "Found $(IFS=,; echo "${found[*]}"), and left alone: this version of Tapedeck computes on the CPU."
+    echo "Found $(IFS=,; echo "${found[*]}"). The CUDA backend is built where nvcc is; training uses the CPU in this version."
   fi
 }
 

@@ -1,7 +1,8 @@
 // Transposes in blocks of B x B registers' elements: log2(B) rounds of interleaving rows i and i + B/2.
 
+constexpr int kRegisterBytes = TAPEDECK_MICRO_BYTES;
 template <class T>
-constexpr int kBlock = (TAPEDECK_MICRO_BYTES < 32 ? TAPEDECK_MICRO_BYTES : 32) / sizeof(T);
+constexpr int kBlock = (kRegisterBytes < 32 ? kRegisterBytes : 32) / sizeof(T);
 
 /// Elements of a and b in turn: a0 b0 a1 b1 ...
 template <class V>
