@@ -69,9 +69,11 @@ TEST_F(CudaCore, ConvertsAsTheCpuDoes) {
         }
       }
       const Tensor x = Tensor::from(values, {static_cast<std::int64_t>(values.size())}).to(from);
-      EXPECT_EQ(bytes_of(x.to(kCuda).to(to)), bytes_of(x.to(to))) << to_string(from) << " to " << to_string(to);
+      EXPECT_EQ(bytes_of(x.to(kCuda).to(to)), bytes_of(x.to(to)))
+          << to_string(from) << " to " << to_string(to);
       const Tensor random = random_tensor({4099}, {from}, integer ? 0 : -70000, integer ? 255 : 70000);
-      EXPECT_EQ(bytes_of(random.to(kCuda).to(to)), bytes_of(random.to(to))) << to_string(from) << " to " << to_string(to);
+      EXPECT_EQ(bytes_of(random.to(kCuda).to(to)), bytes_of(random.to(to)))
+          << to_string(from) << " to " << to_string(to);
     }
   }
   EXPECT_TRUE(std::isnan(Tensor::full({}, kNan, {.device = kCuda}).to(DType::float16).item()));
