@@ -30,6 +30,8 @@ inline const LayerCase kLayerCases[] = {
     {"narrow groups", {2, 12, 6, 7}, {12, 2, 3, 3}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 4}},
     {"wide groups", {2, 64, 6, 7}, {64, 20, 3, 5}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 2}},
     {"empty phases", {2, 20, 7, 6}, {20, 18, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+    {"large map", {2, 5, 70, 50}, {5, 6, 3, 4}, {.stride = {2, 3}, .padding = 1}},
+    {"large map", {2, 5, 70, 50}, {5, 6, 3, 4}, {.stride = {2, 3}, .padding = 1}},
     {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
 };
 

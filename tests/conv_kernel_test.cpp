@@ -80,26 +80,31 @@ TEST(ConvKernels, HalfTypesAreSummedInFloat32) {
 }
 
 TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
-  const auto explained = [](const LayerCase& c) {
-    return explain(conv_transpose2d_geometry(Tensor::zeros(c.x), Tensor::zeros(c.w), {}, c.options));
+  const auto explained = [](const LayerCase& c, Layout layout = Layout::nchw) {
+    return explain(conv_transpose2d_geometry(Tensor::zeros(c.x), Tensor::zeros(c.w), {}, c.options),
+                   DType::float32, layout);
   };
   const ConvExplanation a = explained({"", {2, 64, 4, 4}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}});
-  EXPECT_EQ(a.input_gradient, ConvPath::wide);
   EXPECT_EQ(a.phases, 4);
   EXPECT_EQ(a.empty_phases, 0);
   EXPECT_EQ(a.flops, 2.0 * 2 * 64 * 3 * 14 * 14);  // of each axis' 16 pairs 2 lie outside
   EXPECT_EQ(a.bytes, 4.0 * (2 * 64 * 16 + 64 * 3 * 16 + 2 * 3 * 64));
   if (instruction_set() == InstructionSet::avx512) {
-    EXPECT_EQ(a.forward, ConvPath::thin);
+    EXPECT_EQ(
+        explained({"", {2, 64, 4, 4}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}}, Layout::nhwc).forward,
+        ConvPath::thin);
+    EXPECT_EQ(explained({"", {2, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient,
+              ConvPath::wide);
+    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 8, 3, 3}, {.stride = 2}}).forward, ConvPath::planes);
   }
   EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::matrix);
-  EXPECT_EQ(explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}).weight_gradient,
+  EXPECT_EQ(explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}, Layout::nhwc).weight_gradient,
             ConvPath::channelwise);
   const ConvExplanation b = explained({"", {1, 4, 7, 6}, {4, 4, 3, 3}, {.stride = 5, .dilation = 2}});
   EXPECT_EQ(b.phases, 25);
   EXPECT_EQ(b.empty_phases, 16);
   EXPECT_EQ(
-      to_string(explained({"", {16, 32, 14, 14}, {32, 32, 2, 2}, {.stride = 2}})),
+      to_string(explained({"", {16, 32, 14, 14}, {32, 32, 2, 2}, {.stride = 2}}, Layout::nhwc)),
       "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.026 GFLOP, 2.0 MB");
   set_conv_algorithm(ConvAlgorithm::reference);
   EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::reference);

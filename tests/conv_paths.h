@@ -20,13 +20,17 @@ void for_each_path(F f) {
     SCOPED_TRACE("reference");
     f();
   }
-  set_conv_algorithm(ConvAlgorithm::automatic);
   for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
     limit_instruction_set(set);
     if (instruction_set() != set) continue;  // the machine has less
-    SCOPED_TRACE(to_string(set));
-    f();
+    for (ConvAlgorithm algorithm :
+         {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows}) {
+      set_conv_algorithm(algorithm);
+      SCOPED_TRACE(to_string(set) + ", algorithm " + std::to_string(static_cast<int>(algorithm)));
+      f();
+    }
   }
+  set_conv_algorithm(ConvAlgorithm::automatic);
   limit_instruction_set(InstructionSet::avx512);
 }
 

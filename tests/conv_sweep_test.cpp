@@ -1,6 +1,8 @@
 // Random parameter sets of the whole family against the definition: values and every gradient, for equality.
 #include <gtest/gtest.h>
 
+#include <tapedeck/ops/conv/kernels.h>
+
 #include "conv_checks.h"
 
 namespace tapedeck::test {
@@ -23,6 +25,19 @@ TEST(ConvSweep, PlainAtTheEdges) {
 }
 TEST(ConvSweep, PlainWithBlocks) {
   sweep(4, 1000, 12, 24, check_plain);
+}
+TEST(ConvSweep, OnPlanesOnly) {
+  set_conv_algorithm(ConvAlgorithm::planes);
+  sweep(7, 4000, 6, 3, check_transposed);
+  sweep(8, 300, 40, 12, check_transposed);
+  sweep(9, 300, 40, 12, check_plain);
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
+TEST(ConvSweep, WithWindowsOnly) {
+  set_conv_algorithm(ConvAlgorithm::windows);
+  sweep(10, 4000, 6, 3, check_transposed);
+  sweep(11, 300, 12, 24, check_plain);
+  set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
 }  // namespace

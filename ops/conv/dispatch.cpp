@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <tapedeck/ops/conv/cost.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/pack.h>
@@ -25,9 +26,12 @@ ConvAlgorithm from_environment() {
 }  // namespace
 
 ConvAlgorithm parse_conv_algorithm(std::string_view name) {
-  check(name == "automatic" || name == "reference", "conv algorithm: \"", name,
-        "\" is unknown; legal are automatic and reference");
-  return name == "automatic" ? ConvAlgorithm::automatic : ConvAlgorithm::reference;
+  if (name == "automatic") return ConvAlgorithm::automatic;
+  if (name == "reference") return ConvAlgorithm::reference;
+  if (name == "planes") return ConvAlgorithm::planes;
+  if (name == "windows") return ConvAlgorithm::windows;
+  throw Error(concat("conv algorithm: \"", name,
+                     "\" is unknown; legal are automatic, reference, planes and windows"));
 }
 
 std::string to_string(ConvAlgorithm algorithm) {
@@ -59,10 +63,19 @@ ConvPath path_of(Lanes lanes) {
   return ConvPath::wide;
 }
 
-/// The path of a call with results of `dtype`, y having the layout.
-ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout y) {
+template <class F>
+bool on_planes(Layout layout, DType dtype, F suit) {
+  if (layout != Layout::nchw || conv_algorithm() == ConvAlgorithm::windows) return false;
+  if (conv_algorithm() == ConvAlgorithm::planes) return true;
+  return dtype == DType::float64 ? suit.template operator()<double>() : suit.template operator()<float>();
+}
+
+/// The path of a call with results of `dtype`, x and y having the layout.
+ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
-  if (is_matrix(g, y)) return ConvPath::matrix;
+  if (is_matrix(g, layout)) return ConvPath::matrix;
+  if (on_planes(layout, dtype, [&]<class T>() { return planes_suit<T>(g, direction); }))
+    return ConvPath::planes;
   const bool transposed = direction == Direction::transposed;
   const std::int64_t from = transposed ? g.group_ci() : g.group_co(),
                      to = transposed ? g.group_co() : g.group_ci();
@@ -70,9 +83,14 @@ ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dty
                                          : lanes_of<float>(g.groups, from, to));
 }
 
-ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout y) {
-  const ConvPath path = choose(g, Direction::transposed, dtype, y);
-  return path == ConvPath::thin ? ConvPath::wide : path;
+ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
+  if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
+  if (is_matrix(g, layout)) return ConvPath::matrix;
+  if (on_planes(layout, dtype, [&]<class T>() { return planes_suit_weight_grad<T>(g); }))
+    return ConvPath::planes;
+  const Lanes lanes = dtype == DType::float64 ? lanes_of<double>(g.groups, g.group_ci(), g.group_co())
+                                              : lanes_of<float>(g.groups, g.group_ci(), g.group_co());
+  return lanes == Lanes::channelwise ? ConvPath::channelwise : ConvPath::wide;
 }
 
 /// Calls f with float or double tensors: half types are computed in float32.
@@ -91,6 +109,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
   in_computing_type(from, w, bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
+                      if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
                       windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
 }
@@ -118,6 +137,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   in_computing_type(x, y, {}, w,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
+                      if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
                     });
@@ -131,6 +151,8 @@ std::string to_string(ConvPath path) {
       return "reference";
     case ConvPath::matrix:
       return "matrix";
+    case ConvPath::planes:
+      return "planes";
     case ConvPath::thin:
       return "thin";
     case ConvPath::channelwise:

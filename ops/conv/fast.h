@@ -9,6 +9,15 @@ namespace tapedeck::cpu {
 template <class T>
 void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
 
+/// correlate.cpp. `from` and `to` nchw; w row-major, bias may be undefined.
+template <class T>
+void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to);
+
+/// pixel_sums.cpp. x and y nchw; w row-major.
+template <class T>
+void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+
 /// weight_grad.cpp. Any layouts of x and y; w row-major.
 template <class T>
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);

@@ -5,14 +5,16 @@
 //   what
 //                the others are tested against and timed beside.
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
+//   planes       nchw tensors where a model of the costs says so: the lanes are pixels. (correlate.cpp,
+//                pixel_sums.cpp)
 //   thin         few result channels, and more channels that are read: the lanes of vectors are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.
 //   wide         the rest: the lanes are the result channels of a group.
 // The last three are windows.cpp with weights packed as in pack.h. The weight gradient is matrix.cpp,
 // channelwise_weight_grad.cpp, or for both others weight_grad.cpp. Half types are computed in float32.
 //
-// TAPEDECK_CONV_ALGORITHM=reference in the environment, or set_conv_algorithm(), forces the reference
-// kernels.
+// TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces one: `reference`; `planes`
+// wherever tensors are nchw; `windows`, which is what is neither of these.
 #pragma once
 
 #include <string>
@@ -23,7 +25,7 @@
 
 namespace tapedeck {
 
-enum class ConvAlgorithm : std::uint8_t { automatic, reference };
+enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.
@@ -34,7 +36,7 @@ std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
-enum class ConvPath : std::uint8_t { reference, matrix, thin, channelwise, wide };
+enum class ConvPath : std::uint8_t { reference, matrix, planes, thin, channelwise, wide };
 
 std::string to_string(ConvPath path);
 

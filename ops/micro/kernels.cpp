@@ -1,6 +1,10 @@
 // Compiled once for each instruction set, with TAPEDECK_MICRO_ISA naming the namespace.
 #include <tapedeck/ops/micro/kernels.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace tapedeck::micro::TAPEDECK_MICRO_ISA {
 
 namespace {
@@ -12,6 +16,9 @@ namespace {
 #include <tapedeck/ops/micro/transpose.inl>
 
 #include <tapedeck/ops/micro/dots.inl>
+#include <tapedeck/ops/micro/strided.inl>
+
+#include <tapedeck/ops/micro/planes.inl>
 }  // namespace
 
 template <class T>
@@ -20,12 +27,19 @@ constexpr Kernels<T> kKernels = {
     .max_vectors = kMaxVectors,
     .tile_rows = {0, kTileRows<1>, kTileRows<2>, kTileRows<3>, kTileRows<4>},
     .max_dots = kMaxDots<T>,
+    .plane_rows = kPlaneRows,
+    .plane_slack = kLanes<T>* kPlaneVectors<1>,
     .rows = rows<T>,
     .dots = dots<T>,
     .products = products<T>,
     .outer = outer<T>,
     .product_sums = product_sums<T>,
     .transpose = transpose<T>,
+    .correlate = correlate<T>,
+    .pixel_sums = pixel_sums<T>,
+    .split = split<T>,
+    .join = join<T>,
+    .stream = stream<T>,
 };
 
 extern const Kernels<float> kernels32 = kKernels<float>;

@@ -71,18 +71,67 @@ struct Transpose {
   const std::int64_t* offsets;
 };
 
+/// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows, p < count.
+/// Whole vectors of b are read and of C written: up to plane_slack elements after the last.
+template <class T>
+struct Correlation {
+  const T* a;
+  const T* b;
+  const std::int64_t* offsets;
+  std::int64_t depth;
+  const T* start;  // or null for zeros
+  T* c;
+  std::int64_t c_step;
+  std::int64_t rows;  // at most plane_rows
+  std::int64_t count;
+};
+
+/// C[m,j] += the sum over p < count of a[m*a_step + p] * b[offsets[j] + p] for m < rows, j < columns; count
+/// is in whole vectors.
+template <class T>
+struct PixelSums {
+  const T* a;
+  std::int64_t a_step;
+  const T* b;
+  const std::int64_t* offsets;
+  T* c;
+  std::int64_t c_step;
+  std::int64_t rows, columns, count;
+};
+
+/// Phases of rows for r < step, i < count: for kernels.split out[offsets[r] + i] = in[i*step + r], except
+/// where offsets[r] is negative; for kernels.join out[i*step + r] = in[offsets[r] + i]. The same for `rows`
+/// rows.
+template <class T>
+struct Strided {
+  const T* in;
+  T* out;
+  const std::int64_t* offsets;
+  std::int64_t step, count;
+  std::int64_t rows = 1, in_row = 0, out_row = 0;  // between rows
+};
+
 template <class T>
 struct Kernels {
   std::int64_t lanes;
   std::int64_t max_vectors;   // of a panel
   std::int64_t tile_rows[5];  // of the largest tile, for panels of so many vectors
   std::int64_t max_dots;
+  std::int64_t plane_rows;   // of a Correlation
+  std::int64_t plane_slack;  // elements
   void (*rows)(const Rows<T>&);
   void (*dots)(const Rows<T>&);
   void (*products)(const Rows<T>&);
   void (*outer)(const Outer<T>&);
   void (*product_sums)(const Outer<T>&);
   void (*transpose)(const Transpose<T>&);
+  void (*correlate)(const Correlation<T>&);
+  void (*pixel_sums)(const PixelSums<T>&);
+  void (*split)(const Strided<T>&);
+  void (*join)(const Strided<T>&);
+  /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
+  /// after an atomic read-modify-write, as the end of a parallel_for is one.
+  void (*stream)(T* to, const T* from, std::int64_t count);
 };
 
 /// The kernels for the instruction set of core/simd.h; T is float or double.

@@ -37,20 +37,45 @@ template <class T>
 inline void store(T* to, Vector<T> v) {
   *reinterpret_cast<typename VectorOf<T>::unaligned*>(to) = v;
 }
-/// The first n elements, n <= kLanes<T>; the others are zeros.
+#if defined(__AVX512F__)
+inline __mmask16 first_lanes(std::int64_t n) {
+  return static_cast<__mmask16>((1U << n) - 1);
+}
+inline Vector<float> load_first(const float* from, std::int64_t n) {
+  return reinterpret_cast<Vector<float>>(_mm512_maskz_loadu_ps(first_lanes(n), from));
+}
+inline Vector<double> load_first(const double* from, std::int64_t n) {
+  return reinterpret_cast<Vector<double>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>(first_lanes(n)), from));
+}
+inline void store_first(float* to, Vector<float> v, std::int64_t n) {
+  _mm512_mask_storeu_ps(to, first_lanes(n), reinterpret_cast<__m512>(v));
+}
+inline void store_first(double* to, Vector<double> v, std::int64_t n) {
+  _mm512_mask_storeu_pd(to, static_cast<__mmask8>(first_lanes(n)), reinterpret_cast<__m512d>(v));
+}
+#else
 template <class T>
-inline Vector<T> load(const T* from, std::int64_t n) {
-  if (n == kLanes<T>) return load(from);
+inline Vector<T> load_first(const T* from, std::int64_t n) {
   T values[kLanes<T>] = {};
   for (std::int64_t i = 0; i < n; ++i) values[i] = from[i];
   return load(values);
 }
 template <class T>
-inline void store(T* to, Vector<T> v, std::int64_t n) {
-  if (n == kLanes<T>) return store(to, v);
+inline void store_first(T* to, Vector<T> v, std::int64_t n) {
   T values[kLanes<T>];
   store(values, v);
   for (std::int64_t i = 0; i < n; ++i) to[i] = values[i];
+}
+#endif
+/// The first n elements, 0 <= n <= kLanes<T>; the others are zeros and are not touched.
+template <class T>
+inline Vector<T> load(const T* from, std::int64_t n) {
+  return n == kLanes<T> ? load(from) : load_first(from, n);
+}
+template <class T>
+inline void store(T* to, Vector<T> v, std::int64_t n) {
+  if (n == kLanes<T>) return store(to, v);
+  store_first(to, v, n);
 }
 template <class T>
 inline Vector<T> broadcast(T x) {

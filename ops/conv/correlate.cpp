@@ -1,0 +1,231 @@
+// conv_transpose2d and conv2d on planes, for nchw tensors: the lanes of vectors are pixels.
+//
+//   to[n,t,(m + r)...] = bias[t] + sum over channels f and the taps k of phase r of
+//                        from[n,f,m + shift(k)] * w[f,t,k]
+//
+// (planes.h has the phases). An item of work is a band of rows of an image and a group: its planes are copied
+// to a core's cache, results of each phase are computed there for a few channels at a time, and then the
+// phases are joined to rows of the result, past the caches if that is large. Nothing is transposed, and a
+// tensor of a group is read and written once: the path of few channels, whose cost is memory, and of maps
+// that are much larger than the kernel.
+#include <algorithm>
+
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/conv/planes.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+constexpr std::int64_t kPlaneBytes = 384 << 10;  // that are read, in the cache of a core
+constexpr std::int64_t kResultBytes = 12 << 10;  // of a channel, beside them
+constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
+constexpr std::int64_t kItems = 16;              // that keep many threads busy
+
+template <class T>
+class Correlate {
+ public:
+  Correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+            const Tensor& bias, const Tensor& to)
+      : map_(g, direction),
+        h_(g.h, direction),
+        w_(g.w, direction),
+        kernel_w_(g.w.kernel),
+        from_(from),
+        to_(to),
+        bias_(bias.defined() ? bias.data<T>() : nullptr),
+        kernels_(micro::kernels<T>()),
+        panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
+        past_caches_(to.bytes() >= kStreamBytes),
+        band_(h_, w_, band_rows()),
+        bands_((h_.count + band_.rows - 1) / band_.rows),
+        step_rows_(step_rows()) {
+    for (std::int64_t r = 0; r < w_.to_step; ++r) phases_.push_back(r * result_phase());
+    pack(w.data<T>());
+  }
+
+  void run() {
+    parallel_for(map_.n * map_.groups * bands_, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
+      const Scratch<T> results(kernels_.plane_rows * result_channel());
+      const Scratch<T> joined(w_.to);
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
+        band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
+                   planes.data());
+        const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
+        for (std::int64_t part = 0; part < parts; ++part) {
+          const std::int64_t panel = part / steps, done = part % steps * step_rows_;
+          const std::int64_t rows = std::min(step_rows_, item.rows - done), row = item.row + done;
+          const std::int64_t first = first_channel(panel), channels = first_channel(panel + 1) - first;
+          const std::int64_t channel = item.group * map_.to_channels + first;
+          band_.template prefetch<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
+                                     next.row, part, parts);
+          compute(channel, channels, rows, planes.data() + done * band_.pitch, results.data());
+          for (std::int64_t t = 0; t < channels; ++t) {
+            write(results.data() + t * result_channel(), channel + t,
+                  to_.data<T>() + (item.n * to_.size(1) + channel + t) * h_.to * w_.to, row * h_.to_step,
+                  std::min(h_.to, (row + rows) * h_.to_step), joined.data());
+          }
+        }
+      }
+    });
+  }
+
+ private:
+  /// A band of rows of results of each phase of a group.
+  struct Item {
+    std::int64_t n, group, row, rows;
+  };
+  Item item_at(std::int64_t i) const {
+    const std::int64_t row = i % bands_ * band_.rows;
+    return {i / bands_ / map_.groups, i / bands_ % map_.groups, row, std::min(band_.rows, h_.count - row)};
+  }
+  std::int64_t first_channel(std::int64_t panel) const { return map_.to_channels * panel / panels_; }
+  /// Elements of the results of a channel and of one of its phases.
+  std::int64_t result_phase() const {
+    const std::int64_t lanes = kernels_.lanes;  // aligned stores are cheaper
+    return (step_rows_ * band_.pitch + lanes - 1) / lanes * lanes + kernels_.plane_slack;
+  }
+  std::int64_t result_channel() const { return h_.to_step * w_.to_step * result_phase(); }
+
+  /// Rows of a band: as many as the caches hold, but enough bands for the threads, all nearly equal.
+  std::int64_t band_rows() const {
+    const auto fit = [&](std::int64_t rows) {
+      return map_.from_channels * PlaneBand(h_, w_, rows).channel * static_cast<std::int64_t>(sizeof(T)) <=
+             kPlaneBytes;
+    };
+    std::int64_t rows = 1;
+    while (rows < h_.count && fit(rows + 1)) ++rows;
+    const std::int64_t bands =
+        std::max((h_.count + rows - 1) / rows, std::min(h_.count, kItems / (map_.n * map_.groups)));
+    return (h_.count + bands - 1) / bands;
+  }
+
+  std::int64_t step_rows() const {
+    const std::int64_t row = h_.to_step * w_.to_step * band_.pitch * static_cast<std::int64_t>(sizeof(T));
+    return std::clamp<std::int64_t>(kResultBytes / row, 1, band_.rows);
+  }
+
+  /// For each phase the places of its taps in the planes, channel by channel, and in the same order the
+  /// weights of each panel: [group][panel][phase][channel, tap][t].
+  void pack(const T* w) {
+    std::vector<std::int64_t> places;  // of a weight, in [f][tap]
+    for (const PlanePhase& h : h_.phases) {
+      for (const PlanePhase& v : w_.phases) {
+        begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+        for (std::int64_t f = 0; f < map_.from_channels; ++f) {
+          for (const PlaneTap& kh : h.taps) {
+            for (const PlaneTap& kw : v.taps) {
+              offsets_.push_back(f * band_.channel + band_.offset(kh, kw));
+              places.push_back(map_.weight_index(0, f, 0, kh.tap * kernel_w_ + kw.tap));
+            }
+          }
+        }
+      }
+    }
+    begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+    const auto depth = static_cast<std::int64_t>(places.size());
+    weights_ = Scratch<T>(map_.groups * map_.to_channels * depth);
+    const std::int64_t step = map_.weight_index(0, 0, 1, 0);
+    parallel_for(map_.groups * panels_, 1 + (1 << 14) / (1 + depth * kernels_.plane_rows),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     const std::int64_t group = i / panels_, first = first_channel(i % panels_);
+                     const std::int64_t rows = first_channel(i % panels_ + 1) - first;
+                     const T* in = w + map_.weight_index(group, 0, first, 0);
+                     T* out = weights_.data() + (group * map_.to_channels + first) * depth;
+                     for (std::int64_t place : places) {
+                       for (std::int64_t t = 0; t < rows; ++t) *out++ = in[place + t * step];
+                     }
+                   }
+                 });
+  }
+
+  /// Results of all phases: [t][phase][row][pitch].
+  void compute(std::int64_t channel, std::int64_t channels, std::int64_t rows, const T* planes,
+               T* results) const {
+    const std::int64_t depth = begins_.back();
+    const T* weights = weights_.data() + channel * depth;
+    for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
+      const std::int64_t begin = begins_[phase];
+      if (h_.phases[phase / w_.phases.size()].taps.empty()) continue;
+      kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin,
+                          begins_[phase + 1] - begin, bias_ == nullptr ? nullptr : bias_ + channel,
+                          results + static_cast<std::int64_t>(phase) * result_phase(), result_channel(),
+                          channels, (rows - 1) * band_.pitch + w_.count});
+    }
+  }
+
+  /// Rows [row, row_end) of the result of a channel; row is the first of a step.
+  void write(const T* results, std::int64_t channel, T* to, std::int64_t row, std::int64_t row_end,
+             T* joined) const {
+    const std::int64_t whole = w_.to / w_.to_step, rest = w_.to % w_.to_step;
+    for (std::int64_t r = 0; r < h_.to_step && row + r < row_end; ++r) {
+      const T* in = results + r * w_.to_step * result_phase();
+      const std::int64_t rows = (row_end - row - r + h_.to_step - 1) / h_.to_step;
+      const std::int64_t to_row = h_.to_step * w_.to;
+      T* const out = to + (row + r) * w_.to;
+      const bool empty = h_.phases[static_cast<std::size_t>(r)].taps.empty();
+      if (!past_caches_ && !empty) {
+        kernels_.join({in, out, phases_.data(), w_.to_step, whole, rows, band_.pitch, to_row});
+        for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
+          add_rest(in + m * band_.pitch, out + m * to_row, whole, rest);
+        }
+        continue;
+      }
+      if (empty) std::fill_n(joined, w_.to, bias_ == nullptr ? T(0) : bias_[channel]);
+      for (std::int64_t m = 0; m < rows; ++m, in += band_.pitch) {
+        const T* line = joined;
+        if (!empty && w_.to_step > 1) {
+          kernels_.join({in, joined, phases_.data(), w_.to_step, whole});
+          add_rest(in, joined, whole, rest);
+        } else if (!empty) {
+          line = in;
+        }
+        if (past_caches_) {
+          kernels_.stream(out + m * to_row, line, w_.to);
+        } else {
+          std::copy_n(line, w_.to, out + m * to_row);
+        }
+      }
+    }
+  }
+  /// The results of a row behind the last that all phases have.
+  void add_rest(const T* in, T* out, std::int64_t whole, std::int64_t rest) const {
+    for (std::int64_t r = 0; r < rest; ++r) {
+      out[whole * w_.to_step + r] = in[phases_[static_cast<std::size_t>(r)] + whole];
+    }
+  }
+
+  const ConvMap map_;
+  const PlaneAxis h_, w_;
+  const std::int64_t kernel_w_;
+  const Tensor &from_, &to_;
+  const T* const bias_;
+  const micro::Kernels<T>& kernels_;
+  const std::int64_t panels_;  // of result channels of a group
+  const bool past_caches_;
+  const PlaneBand band_;
+  const std::int64_t bands_;                    // of an image
+  const std::int64_t step_rows_;                // that are computed before they are written
+  std::vector<std::int64_t> phases_;            // of a row of results
+  std::vector<std::int64_t> offsets_, begins_;  // begins_: of a phase
+  Scratch<T> weights_;
+};
+
+}  // namespace
+
+template <class T>
+void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to) {
+  Correlate<T>(g, direction, from, w, bias, to).run();
+}
+
+template void correlate<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                               const Tensor&, const Tensor&);
+template void correlate<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                                const Tensor&, const Tensor&);
+
+}  // namespace tapedeck::cpu

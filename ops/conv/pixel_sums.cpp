@@ -1,0 +1,104 @@
+// The weight gradient on planes, for nchw tensors: the lanes of vectors are pixels.
+//
+//   w[(g,f),t,kh,kw] = sum over n, ih, iw of x[n,(g,f),ih,iw] * y[n,(g,t),ih*stride - padding + kh*dilation,
+//   ...]
+//
+// y is split into the phases of its plain direction (planes.h), x is copied with zeros between its rows, and
+// both then have one pitch: the sum of a tap over a band of rows is one dot product, whose y begins at the
+// tap's offset. A tile is a few channels of x with some (t, kh, kw). The zeros of x meet elements of y that
+// its tap does not reach, so what is not finite there spoils the sums.
+//
+// Bands of rows of all images are dealt to a fixed number of parts, each of which sums its own in order; the
+// parts are then added in order, so that results do not depend on the threads.
+#include <algorithm>
+
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/conv/planes.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+constexpr std::int64_t kPlaneBytes = 384 << 10;  // of x and y, in the cache of a core
+constexpr std::int64_t kParts = 32;              // of each sum, if there is one group
+constexpr std::int64_t kPartBytes = 8 << 20;     // of all parts
+
+template <class T>
+std::int64_t band_rows(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w) {
+  const auto fit = [&](std::int64_t rows) {
+    const PlaneBand band(h, w, rows);
+    return (g.group_co() * band.channel + g.group_ci() * rows * band.pitch) *
+               static_cast<std::int64_t>(sizeof(T)) <=
+           kPlaneBytes;
+  };
+  std::int64_t rows = 1;
+  while (rows < g.h.in && fit(rows + 1)) ++rows;
+  const std::int64_t bands = (g.h.in + rows - 1) / rows;
+  return (g.h.in + bands - 1) / bands;
+}
+
+}  // namespace
+
+template <class T>
+void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  const auto& kernels = micro::kernels<T>();
+  const PlaneAxis h_axis(g.h, Direction::plain), w_axis(g.w, Direction::plain);
+  const PlaneBand band(h_axis, w_axis, band_rows<T>(g, h_axis, w_axis));
+  const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
+  const std::int64_t read = g.group_ci(), columns = g.group_co() * g.h.kernel * g.w.kernel;
+  const std::int64_t x_channel = (band.rows * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+  std::vector<std::int64_t> offsets;
+  for (std::int64_t t = 0; t < g.group_co(); ++t) {
+    for (const PlaneTap& kh : h_axis.phases[0].taps) {
+      for (const PlaneTap& kw : w_axis.phases[0].taps)
+        offsets.push_back(t * band.channel + band.offset(kh, kw));
+    }
+  }
+
+  const std::int64_t part_count = std::clamp<std::int64_t>(
+      std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())), 1, g.n * bands);
+  const Scratch<T> parts(part_count == 1 ? 0 : part_count * w.count());
+  T* const sums = part_count == 1 ? w.data<T>() : parts.data();
+  parallel_for(part_count * g.groups, 1, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch<T> planes(band.template elements<T>(g.group_co()));
+    const Scratch<T> rows(read * x_channel);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t part = i / g.groups, group = i % g.groups;
+      T* const out = sums + part * w.count() + group * read * columns;
+      std::fill_n(out, read * columns, T(0));
+      for (std::int64_t item = g.n * bands * part / part_count; item < g.n * bands * (part + 1) / part_count;
+           ++item) {
+        const std::int64_t n = item / bands, row = item % bands * band.rows;
+        const std::int64_t count = std::min(band.rows, g.h.in - row);
+        band.load(y, n, group * g.group_co(), g.group_co(), row, planes.data());
+        for (std::int64_t f = 0; f < read; ++f) {
+          const T* in = x.data<T>() + ((n * g.ci + group * read + f) * g.h.in + row) * g.w.in;
+          T* to = rows.data() + f * x_channel;
+          for (std::int64_t ih = 0; ih < count; ++ih, in += g.w.in, to += band.pitch) {
+            std::copy_n(in, g.w.in, to);
+            std::fill(to + g.w.in, to + band.pitch, T(0));
+          }
+          std::fill(to, rows.data() + (f + 1) * x_channel, T(0));
+        }
+        kernels.pixel_sums({rows.data(), x_channel, planes.data(), offsets.data(), out, columns, read,
+                            columns,
+                            (count * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes});
+      }
+    }
+  });
+  if (part_count == 1) return;
+  parallel_for(w.count(), 1 << 12, [&](std::int64_t begin, std::int64_t end) {
+    T* out = w.data<T>();
+    std::copy(sums + begin, sums + end, out + begin);
+    for (std::int64_t part = 1; part < part_count; ++part) {
+      const T* add = sums + part * w.count();
+      for (std::int64_t i = begin; i < end; ++i) out[i] += add[i];
+    }
+  });
+}
+
+template void pixel_sums<float>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&, const Tensor&);
+template void pixel_sums<double>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&, const Tensor&);
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,113 @@
+#include <tapedeck/ops/conv/planes.h>
+
+#include <algorithm>
+
+namespace tapedeck::cpu {
+
+PlaneAxis::PlaneAxis(const ConvAxis& a, Direction direction)
+    : from(direction == Direction::transposed ? a.in : a.out),
+      to(direction == Direction::transposed ? a.out : a.in),
+      from_step(direction == Direction::transposed ? 1 : a.stride),
+      to_step(direction == Direction::transposed ? a.stride : 1) {
+  for (std::int64_t r = 0; r < to_step; ++r) {
+    phases.push_back({std::max<std::int64_t>(0, ConvAxis::ceil_div(to - r, to_step)), {}});
+    count = std::max(count, phases.back().count);
+  }
+  for (std::int64_t k = 0; k < a.kernel; ++k) {
+    // Where the result 0 of the tap's phase reads.
+    std::int64_t phase = 0, at = 0;
+    if (direction == Direction::transposed) {
+      const std::int64_t offset = k * a.dilation - a.padding;  // of the output that input 0 reaches
+      at = ConvAxis::floor_div(offset, a.stride);
+      phase = offset - at * a.stride;
+      at = -at;
+    } else {
+      at = a.output(0, k);
+    }
+    if (phases[static_cast<std::size_t>(phase)].count == 0) continue;
+    const std::int64_t shift = ConvAxis::floor_div(at, from_step), read = at - shift * from_step;
+    phases[static_cast<std::size_t>(phase)].taps.push_back({k, read, shift});
+    planes.push_back(read);
+    first = std::min(first, shift);
+    last = std::max(last, shift);
+  }
+  std::sort(planes.begin(), planes.end());
+  planes.erase(std::unique(planes.begin(), planes.end()), planes.end());
+  for (PlanePhase& phase : phases) {
+    for (PlaneTap& t : phase.taps) {
+      t.plane = std::lower_bound(planes.begin(), planes.end(), t.plane) - planes.begin();
+    }
+  }
+}
+
+PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int64_t row_count)
+    : h(h_axis), w(w_axis), rows(row_count), origin(w.first) {
+  const std::int64_t read = ConvAxis::ceil_div(w.from, w.from_step);
+  pitch = std::max(read, w.count + w.last) - origin;
+  plane = (rows + h.last - h.first) * pitch;
+  channel = static_cast<std::int64_t>(h.planes.size() * w.planes.size()) * plane;
+}
+
+template <class T>
+void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
+                     std::int64_t row, T* to) const {
+  const auto& kernels = micro::kernels<T>();
+  const std::int64_t whole = w.from / w.from_step, rest = w.from % w.from_step;
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(w.from_step), -1);
+  for (std::size_t i = 0; i < w.planes.size(); ++i) {
+    offsets[static_cast<std::size_t>(w.planes[i])] = static_cast<std::int64_t>(i) * plane;
+  }
+  for (std::int64_t c = 0; c < channels; ++c, to += channel) {
+    const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
+    for (std::int64_t i = 0; i < rows + h.last - h.first; ++i) {  // in the order of memory
+      T* out = to + i * pitch;
+      for (std::int64_t r : h.planes) {
+        const std::int64_t at = (row + h.first + i) * h.from_step + r;
+        const T* in = image + at * w.from;
+        const bool inside = at >= 0 && at < h.from;
+        if (inside && w.from_step == 1) std::copy_n(in, whole, out - origin);
+        if (inside && w.from_step > 1) {
+          kernels.split({in, out - origin, offsets.data(), w.from_step, whole});
+        }
+        for (std::int64_t k : w.planes) {
+          T* end = out;
+          if (inside) {
+            std::fill_n(out, -origin, T(0));
+            end = out - origin + whole;
+            if (k < rest) *end++ = in[whole * w.from_step + k];
+          }
+          std::fill(end, out + pitch, T(0));
+          out += plane;
+        }
+      }
+    }
+  }
+  std::fill_n(to, pitch + kernels.plane_slack, T(0));
+}
+
+template <class T>
+void PlaneBand::prefetch(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
+                         std::int64_t row, std::int64_t part, std::int64_t parts) const {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  const auto read = static_cast<std::int64_t>(h.planes.size());
+  const std::int64_t rows_of_plane = rows + h.last - h.first, all = channels * rows_of_plane * read;
+  for (std::int64_t i = all * part / parts; i < all * (part + 1) / parts; ++i) {
+    const std::int64_t c = i / read / rows_of_plane, m = i / read % rows_of_plane;
+    const std::int64_t at = (row + h.first + m) * h.from_step + h.planes[static_cast<std::size_t>(i % read)];
+    if (at < 0 || at >= h.from) continue;
+    const T* in = from.data<T>() + ((n * from.size(1) + first + c) * h.from + at) * w.from;
+    for (std::int64_t k = 0; k < w.from; k += kLine) __builtin_prefetch(in + k, 0, 2);
+  }
+}
+
+template void PlaneBand::load<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                     float*) const;
+template void PlaneBand::load<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                      double*) const;
+
+template void PlaneBand::prefetch<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t,
+                                         std::int64_t, std::int64_t, std::int64_t) const;
+template void PlaneBand::prefetch<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t,
+                                          std::int64_t, std::int64_t, std::int64_t) const;
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,84 @@
+// Planes (nchw): the lanes of vectors are pixels that follow each other. Vectors may begin anywhere, so that
+// a tap is an offset and nothing is gathered.
+
+/// Vectors of a tile of M rows: M x V accumulators beside V vectors of pixels and one factor.
+template <int M>
+constexpr int kPlaneVectors = (TAPEDECK_MICRO_REGISTERS - 1) / (M + 1) < 8
+                                  ? (TAPEDECK_MICRO_REGISTERS - 1) / (M + 1)
+                                  : 8;
+constexpr int kPlaneRows = TAPEDECK_MICRO_REGISTERS == 32 ? 8 : 4;
+
+template <class T, int M, int V>
+void correlate_tile(const Correlation<T>& t, std::int64_t first) {
+  constexpr int L = kLanes<T>;
+  Vector<T> sums[M][V];
+  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+    const Vector<T> start = t.start != nullptr ? broadcast(t.start[m]) : Vector<T>{};
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = start;
+  }
+  const T *a = t.a, *b = t.b + first;
+  for (const std::int64_t *offset = t.offsets, *end = offset + t.depth; offset != end; ++offset, a += M) {
+    const T* row = b + *offset;
+    Vector<T> pixels[V];
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) pixels[v] = load(row + v * L);
+    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+      const Vector<T> x = broadcast(a[m]);
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * pixels[v];
+    }
+  }
+  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) store(t.c + m * t.c_step + first + v * L, sums[m][v]);
+  }
+}
+
+template <class T>
+void correlate(const Correlation<T>& t) {
+  constexpr int L = kLanes<T>;
+  with_constant<kPlaneRows>(t.rows, [&]<int M>() {
+    for_each_tile<kPlaneVectors<M>>(
+        (t.count + L - 1) / L, [&]<int V>(std::int64_t first) { correlate_tile<T, M, V>(t, first * L); });
+  });
+}
+
+/// Rows and columns of a tile of sums along pixels: M x J accumulators beside M vectors and one more.
+constexpr int kSumRows = TAPEDECK_MICRO_REGISTERS == 32 ? 4 : 3;
+template <int M>
+constexpr int kSumColumns = (TAPEDECK_MICRO_REGISTERS - 2) / M - 1 < 12
+                                ? (TAPEDECK_MICRO_REGISTERS - 2) / M - 1
+                                : 12;
+
+template <class T, int M, int J>
+void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t column) {
+  constexpr int L = kLanes<T>, kGroups = (M * J + L - 1) / L;
+  const T* a = t.a + row * t.a_step;
+  const T* b[J];
+  TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] = t.b + t.offsets[column + j];
+  Vector<T> sums[M * J] = {};
+  for (std::int64_t p = 0; p < t.count; p += L) {
+    Vector<T> x[M];
+    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
+    TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
+      const Vector<T> y = load(b[j] + p);
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+    }
+  }
+  T results[kGroups * L];
+  TAPEDECK_UNROLL for (int group = 0; group < kGroups; ++group) {
+    Vector<T> some[L];
+    TAPEDECK_UNROLL for (int i = 0; i < L; ++i) {
+      some[i] = group * L + i < M * J ? sums[group * L + i < M * J ? group * L + i : 0] : Vector<T>{};
+    }
+    store(results + group * L, sum_lanes<T>(some));
+  }
+  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+    for (int j = 0; j < J; ++j) t.c[(row + m) * t.c_step + column + j] += results[m * J + j];
+  }
+}
+
+template <class T>
+void pixel_sums(const PixelSums<T>& t) {
+  for_each_tile<kSumRows>(t.rows, [&]<int M>(std::int64_t row) {
+    for_each_tile<kSumColumns<M>>(
+        t.columns, [&]<int J>(std::int64_t column) { pixel_sums_tile<T, M, J>(t, row, column); });
+  });
+}

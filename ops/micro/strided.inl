@@ -1,0 +1,155 @@
+// Every step-th element of a row: a row is split into phases, and joined from them. A vector of results draws
+// from `step` vectors, which are merged one after the other by constant permutations.
+
+/// Lane l of the result is lane Index::at(l) of a and b, those of b counted from kLanes on.
+template <class Index, class V>
+inline V permute(V a, V b) {
+  constexpr auto i = [](int l) { return Index::at(l); };
+  if constexpr (sizeof(V) / sizeof(a[0]) == 16) {
+    return __builtin_shufflevector(a, b, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7), i(8), i(9), i(10),
+                                   i(11), i(12), i(13), i(14), i(15));
+  } else if constexpr (sizeof(V) / sizeof(a[0]) == 8) {
+    return __builtin_shufflevector(a, b, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7));
+  } else if constexpr (sizeof(V) / sizeof(a[0]) == 4) {
+    return __builtin_shufflevector(a, b, i(0), i(1), i(2), i(3));
+  } else {
+    return __builtin_shufflevector(a, b, i(0), i(1));
+  }
+}
+
+/// Merges vector v into what vectors 0 to v - 1 gave: lane l wants lane `lane` of vector `source`.
+template <int L, int v, class Wanted>
+struct Merge {
+  static constexpr int at(int l) {
+    const int source = Wanted::source(l), lane = Wanted::lane(l);
+    if (source == v) return L + lane;
+    return v == 1 && source == 0 ? lane : l;
+  }
+};
+template <int L, class Wanted, int v = 1, int S, class V>
+inline V merge(const V (&x)[S], V merged) {
+  if constexpr (v < S) {
+    return merge<L, Wanted, v + 1>(x, permute<Merge<L, v, Wanted>>(merged, x[v]));
+  } else {
+    return merged;
+  }
+}
+
+template <int L, int S, int r>
+struct WantedOfSplit {
+  static constexpr int source(int l) { return (l * S + r) / L; }
+  static constexpr int lane(int l) { return (l * S + r) % L; }
+};
+template <int L, int S, int v>
+struct WantedOfJoin {
+  static constexpr int source(int l) { return (v * L + l) % S; }
+  static constexpr int lane(int l) { return (v * L + l) / S; }
+};
+
+/// Calls f.template operator()<r>() for r < S.
+template <int S, int r = 0, class F>
+inline void for_each_constant(F f) {
+  if constexpr (r < S) {
+    f.template operator()<r>();
+    for_each_constant<S, r + 1>(f);
+  }
+}
+
+constexpr int kMaxStep = 5;
+
+/// How many of n elements a vector that begins at `first` has.
+template <class T>
+inline std::int64_t part(std::int64_t n, std::int64_t first) {
+  return n - first < 0 ? 0 : n - first < kLanes<T> ? n - first : kLanes<T>;
+}
+
+template <class T, int S>
+void split_row(const Strided<T>& t, const T* in, T* out) {
+  constexpr int L = kLanes<T>;
+  for (std::int64_t i = 0; i < t.count; i += L) {
+    Vector<T> x[S];
+    TAPEDECK_UNROLL for (int v = 0; v < S; ++v) {
+      x[v] = load(in + i * S + v * L, part<T>(t.count * S, i * S + v * L));
+    }
+    for_each_constant<S>([&]<int r>() {
+      if (t.offsets[r] < 0) return;
+      store(out + t.offsets[r] + i, merge<L, WantedOfSplit<L, S, r>>(x, x[0]), part<T>(t.count, i));
+    });
+  }
+}
+
+template <class T, int S>
+void join_row(const Strided<T>& t, const T* in, T* out) {
+  constexpr int L = kLanes<T>;
+  for (std::int64_t i = 0; i < t.count; i += L) {
+    Vector<T> x[S];
+    TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = load(in + t.offsets[r] + i, part<T>(t.count, i));
+    for_each_constant<S>([&]<int v>() {
+      store(out + i * S + v * L, merge<L, WantedOfJoin<L, S, v>>(x, x[0]),
+            part<T>(t.count * S, i * S + v * L));
+    });
+  }
+}
+
+template <class T>
+void split(const Strided<T>& t) {
+  if (t.step <= kMaxStep) {
+    return with_constant<kMaxStep>(t.step, [&]<int S>() {
+      for (std::int64_t row = 0; row < t.rows; ++row) {
+        split_row<T, S>(t, t.in + row * t.in_row, t.out + row * t.out_row);
+      }
+    });
+  }
+  for (std::int64_t row = 0; row < t.rows; ++row) {
+    for (std::int64_t r = 0; r < t.step; ++r) {
+      if (t.offsets[r] < 0) continue;
+      const T* in = t.in + row * t.in_row + r;
+      T* out = t.out + row * t.out_row + t.offsets[r];
+      for (std::int64_t i = 0; i < t.count; ++i) out[i] = in[i * t.step];
+    }
+  }
+}
+
+template <class T>
+void join(const Strided<T>& t) {
+  if (t.step <= kMaxStep) {
+    return with_constant<kMaxStep>(t.step, [&]<int S>() {
+      for (std::int64_t row = 0; row < t.rows; ++row) {
+        join_row<T, S>(t, t.in + row * t.in_row, t.out + row * t.out_row);
+      }
+    });
+  }
+  for (std::int64_t row = 0; row < t.rows; ++row) {
+    for (std::int64_t r = 0; r < t.step; ++r) {
+      const T* in = t.in + row * t.in_row + t.offsets[r];
+      T* out = t.out + row * t.out_row + r;
+      for (std::int64_t i = 0; i < t.count; ++i) out[i * t.step] = in[i];
+    }
+  }
+}
+
+/// Stores past the caches, whole lines of the target.
+template <class T>
+void stream(T* to, const T* from, std::int64_t count) {
+#if defined(__SSE2__)
+  constexpr std::int64_t kLine = 64;
+  std::int64_t head = -reinterpret_cast<std::intptr_t>(to) & (kLine - 1);
+  head /= static_cast<std::int64_t>(sizeof(T));
+  if (head > count) head = count;
+  for (std::int64_t i = 0; i < head; ++i) to[i] = from[i];
+  std::int64_t i = head;
+  for (constexpr std::int64_t L = kLanes<T>; i + L <= count; i += L) {
+    const Vector<T> x = load(from + i);
+#if defined(__AVX512F__)
+    __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "v"(x));
+#elif defined(__AVX__)
+    __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "x"(x));
+#else
+    __asm__("movntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "x"(x));
+#endif
+  }
+  for (; i < count; ++i) to[i] = from[i];
+#else
+  for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
+#endif
+}
