@@ -26,7 +26,7 @@ void for_each_path(F f) {
     for (ConvAlgorithm algorithm :
          {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows}) {
       set_conv_algorithm(algorithm);
-      SCOPED_TRACE(to_string(set) + ", algorithm " + std::to_string(static_cast<int>(algorithm)));
+      SCOPED_TRACE(to_string(set) + ", " + to_string(algorithm));
       f();
     }
   }

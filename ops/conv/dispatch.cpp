@@ -25,17 +25,27 @@ ConvAlgorithm from_environment() {
 
 }  // namespace
 
-ConvAlgorithm parse_conv_algorithm(std::string_view name) {
-  if (name == "automatic") return ConvAlgorithm::automatic;
-  if (name == "reference") return ConvAlgorithm::reference;
-  if (name == "planes") return ConvAlgorithm::planes;
-  if (name == "windows") return ConvAlgorithm::windows;
-  throw Error(concat("conv algorithm: \"", name,
-                     "\" is unknown; legal are automatic, reference, planes and windows"));
+std::string to_string(ConvAlgorithm algorithm) {
+  switch (algorithm) {
+    case ConvAlgorithm::reference:
+      return "reference";
+    case ConvAlgorithm::planes:
+      return "planes";
+    case ConvAlgorithm::windows:
+      return "windows";
+    case ConvAlgorithm::automatic:
+      break;
+  }
+  return "automatic";
 }
 
-std::string to_string(ConvAlgorithm algorithm) {
-  return algorithm == ConvAlgorithm::reference ? "reference" : "automatic";
+ConvAlgorithm parse_conv_algorithm(std::string_view name) {
+  for (ConvAlgorithm algorithm :
+       {ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows}) {
+    if (name == to_string(algorithm)) return algorithm;
+  }
+  throw Error(concat("conv algorithm: \"", name,
+                     "\" is unknown; legal are automatic, reference, planes and windows"));
 }
 
 void set_conv_algorithm(ConvAlgorithm algorithm) {
