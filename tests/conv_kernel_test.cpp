@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -111,19 +112,24 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
-/// Hands out memory full of NaNs.
+/// Hands out memory full of NaNs, and looks whether what lies behind it is still as it was.
 class PoisonAllocator final : public Allocator {
  public:
   void* allocate(std::size_t bytes, Stream stream) override {
-    void* memory = below_.allocate(bytes, stream);
-    if (memory != nullptr) std::memset(memory, 0xff, bytes);
+    if (bytes == 0) return nullptr;
+    void* memory = below_.allocate(bytes + kBehind, stream);
+    std::memset(memory, 0xff, bytes + kBehind);
     return memory;
   }
   void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
-    below_.deallocate(pointer, bytes, stream);
+    if (pointer == nullptr) return;
+    const auto* behind = static_cast<const unsigned char*>(pointer) + bytes;
+    EXPECT_TRUE(std::all_of(behind, behind + kBehind, [](unsigned char byte) { return byte == 0xff; }));
+    below_.deallocate(pointer, bytes + kBehind, stream);
   }
 
  private:
+  static constexpr std::size_t kBehind = 1 << 14;
   Allocator& below_ = Context::current(Device{}).allocator();
 };
 
@@ -140,6 +146,25 @@ TEST(ConvKernels, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
       EXPECT_TRUE(same_bits(clean.gw, poisoned.gw)) << c.name;
     }
   }
+}
+
+TEST(ConvKernels, NothingIsWrittenWhereNoTapReachesAnAxis) {
+  // The output's only column lies beside what the only tap writes, but its rows are many.
+  for_each_path([] {
+    PoisonAllocator poison;
+    const Context context(Device{}, nullptr, poison);
+    const ContextScope scope(context);
+    const Variable x = Variable::parameter(Tensor::ones({16, 2, 300, 1})),
+                   w = Variable::parameter(Tensor::ones({2, 3, 1, 1}));
+    Tape tape;
+    const Variable y =
+        conv_transpose2d(x, w, {}, {.stride = {1, 3}, .padding = {0, 1}, .output_padding = {0, 2}});
+    ASSERT_EQ(y.shape(), (Shape{16, 3, 300, 1}));
+    const Variables g = tape.gradient(y, {x, w}, {.gradient = Tensor::ones(y.shape())});
+    for (const Tensor& t : {y.tensor(), g[0].tensor(), g[1].tensor()}) {
+      for (double v : t.to_vector<double>()) ASSERT_EQ(v, 0);
+    }
+  });
 }
 
 TEST(ConvKernels, NotANumberStaysWhereTheKernelReaches) {

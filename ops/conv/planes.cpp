@@ -57,7 +57,8 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
   for (std::size_t i = 0; i < w.planes.size(); ++i) {
     offsets[static_cast<std::size_t>(w.planes[i])] = static_cast<std::int64_t>(i) * plane;
   }
-  for (std::int64_t c = 0; c < channels; ++c, to += channel) {
+  const std::int64_t copied = channel == 0 ? 0 : channels;  // without taps on an axis there are no planes
+  for (std::int64_t c = 0; c < copied; ++c, to += channel) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
     for (std::int64_t i = 0; i < rows + h.last - h.first; ++i) {  // in the order of memory
       T* out = to + i * pitch;
