@@ -59,6 +59,13 @@ struct Power {
   }
 };
 
+struct Scaled {
+  double scale;
+  template <class V>
+  TAPEDECK_HD V operator()(V x) const {
+    return x * static_cast<V>(scale);
+  }
+};
 struct ScaleShift {
   double scale, shift;
   template <class V>

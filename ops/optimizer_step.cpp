@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/simd.h>
 #include <tapedeck/ops/block_sum.h>
 #include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/optimizer_formulas.h>
 
 namespace tapedeck {
 
@@ -139,118 +141,35 @@ void update_run(const Rule& rule, std::int64_t n, T* p, const T* g, A*... slots)
   simd([&] { loop(p, g, slots...); });
 }
 
-/// The same for the elements [begin, end) of parameter i, with the batch's slots `kSlots`.
-template <class T, int... kSlots, class Rule>
-void update(const OptimizerBatch& batch, std::size_t i, std::int64_t begin, std::int64_t end,
-            const Rule& rule) {
-  update_run(rule, end - begin, batch.parameters[i].data<T>() + begin, batch.gradients[i].data<T>() + begin,
-             batch.slots[kSlots][i].template data<accumulate_t<T>>() + begin...);
+/// Updates all parameters by the rule for `settings`.
+template <class Settings>
+void update(const char* op, const OptimizerBatch& batch, const Settings& settings) {
+  count_step(batch);
+  visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
+    using A = accumulate_t<T>;
+    formula::visit_rule<A>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
+      for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+        const Rule rule(settings, static_cast<double>(*batch.steps[i].data<std::int64_t>()));
+        [&]<std::size_t... k>(std::index_sequence<k...>) {
+          update_run(rule, end - begin, batch.parameters[i].data<T>() + begin,
+                     batch.gradients[i].data<T>() + begin, batch.slots[k][i].template data<A>() + begin...);
+        }
+        (std::make_index_sequence<kSlots>());
+      });
+    });
+  });
 }
 
 }  // namespace
 
 void sgd(const OptimizerBatch& batch, const SgdSettings& s) {
-  count_step(batch);
-  visit_floating("sgd", batch.parameters[0].dtype(), [&]<class T>() {
-    using A = accumulate_t<T>;
-    const A lr = static_cast<A>(s.lr), decay = static_cast<A>(s.weight_decay);
-    const A momentum = static_cast<A>(s.momentum);
-    for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-      if (s.momentum == 0) {
-        return update<T>(batch, i, begin, end, [=](A w, A g) { return w - lr * (g + decay * w); });
-      }
-      const bool first = *batch.steps[i].data<std::int64_t>() == 1;
-      const A take = static_cast<A>(first ? 1 : 1 - s.dampening);
-      if (s.nesterov) {
-        return update<T, 0>(batch, i, begin, end, [=](A w, A g, A& b) {
-          g += decay * w;
-          b = momentum * b + take * g;
-          return w - lr * (g + momentum * b);
-        });
-      }
-      update<T, 0>(batch, i, begin, end, [=](A w, A g, A& b) {
-        b = momentum * b + take * (g + decay * w);
-        return w - lr * b;
-      });
-    });
-  });
+  update("sgd", batch, s);
 }
-
 void adam(const OptimizerBatch& batch, const AdamSettings& s) {
-  count_step(batch);
-  visit_floating("adam", batch.parameters[0].dtype(), [&]<class T>() {
-    using A = accumulate_t<T>;
-    const A beta1 = static_cast<A>(s.beta1), rest1 = static_cast<A>(1 - s.beta1);
-    const A beta2 = static_cast<A>(s.beta2), rest2 = static_cast<A>(1 - s.beta2);
-    const A eps = static_cast<A>(s.eps);
-    const A keep = static_cast<A>(s.decoupled_weight_decay ? 1 - s.lr * s.weight_decay : 1);
-    const A decay = static_cast<A>(s.decoupled_weight_decay ? 0 : s.weight_decay);
-    for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-      const auto t = static_cast<double>(*batch.steps[i].data<std::int64_t>());
-      const A rate = static_cast<A>(s.lr / (1 - std::pow(s.beta1, t)));
-      const A correction = static_cast<A>(std::sqrt(1 - std::pow(s.beta2, t)));
-      const auto moments = [=](A w, A g, A& m, A& v) {
-        g += decay * w;
-        m = beta1 * m + rest1 * g;
-        v = beta2 * v + rest2 * g * g;
-      };
-      const auto step = [=](A w, A m, A v) {
-        return keep * w - rate * m / (std::sqrt(v) / correction + eps);
-      };
-      if (batch.slots.size() == 2) {
-        return update<T, 0, 1>(batch, i, begin, end, [=](A w, A g, A& m, A& v) {
-          moments(w, g, m, v);
-          return step(w, m, v);
-        });
-      }
-      update<T, 0, 1, 2>(batch, i, begin, end, [=](A w, A g, A& m, A& v, A& largest) {
-        moments(w, g, m, v);
-        largest = largest > v ? largest : v;
-        return step(w, m, largest);
-      });
-    });
-  });
+  update("adam", batch, s);
 }
-
 void rmsprop(const OptimizerBatch& batch, const RmspropSettings& s) {
-  count_step(batch);
-  visit_floating("rmsprop", batch.parameters[0].dtype(), [&]<class T>() {
-    using A = accumulate_t<T>;
-    const A lr = static_cast<A>(s.lr), eps = static_cast<A>(s.eps), decay = static_cast<A>(s.weight_decay);
-    const A alpha = static_cast<A>(s.alpha), rest = static_cast<A>(1 - s.alpha);
-    const A momentum = static_cast<A>(s.momentum);
-    const auto plain = [=](A w, A g, A& v) {
-      g += decay * w;
-      v = alpha * v + rest * g * g;
-      return g / (std::sqrt(v) + eps);
-    };
-    const auto centered = [=](A w, A g, A& v, A& a) {
-      g += decay * w;
-      v = alpha * v + rest * g * g;
-      a = alpha * a + rest * g;
-      const A variance = v - a * a;  // rounding may leave it negative where the gradient hardly varies
-      return g / (std::sqrt(variance > 0 ? variance : 0) + eps);
-    };
-    for_each_piece(batch.parameters, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
-      if (!s.centered && s.momentum == 0) {
-        return update<T, 0>(batch, i, begin, end, [=](A w, A g, A& v) { return w - lr * plain(w, g, v); });
-      }
-      if (!s.centered) {
-        return update<T, 0, 1>(batch, i, begin, end, [=](A w, A g, A& v, A& b) {
-          b = momentum * b + plain(w, g, v);
-          return w - lr * b;
-        });
-      }
-      if (s.momentum == 0) {
-        return update<T, 0, 1>(batch, i, begin, end,
-                               [=](A w, A g, A& v, A& a) { return w - lr * centered(w, g, v, a); });
-      }
-      update<T, 0, 1, 2>(batch, i, begin, end, [=](A w, A g, A& v, A& a, A& b) {
-        b = momentum * b + centered(w, g, v, a);
-        return w - lr * b;
-      });
-    });
-  });
+  update("rmsprop", batch, s);
 }
 
 void global_norm(const Tensors& xs, const Tensor& out) {

@@ -5,9 +5,11 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/arithmetic_formulas.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/map.h>
 #include <tapedeck/ops/reduce_dims.h>
+#include <tapedeck/ops/reduce_loop.h>
 #include <tapedeck/ops/reduce_policies.h>
 
 namespace tapedeck {
@@ -174,41 +176,6 @@ namespace cpu {
 
 namespace {
 
-struct IntegerSumPolicy {
-  using Total = std::int64_t;
-  static constexpr bool kCentered = false;
-  std::int64_t start() const { return 0; }
-  std::int64_t add(std::int64_t total, std::int64_t value, double) const { return total + value; }
-  std::int64_t merge(std::int64_t a, std::int64_t b) const { return a + b; }
-};
-
-struct SquaresPolicy : SumPolicy {
-  static constexpr bool kCentered = true;
-  template <class V>
-  double add(double total, V value, double center) const {
-    const double d = static_cast<double>(value) - center;
-    return total + d * d;
-  }
-};
-
-/// How many values are equal to the center, or NaN like it.
-struct TiesPolicy : SumPolicy {
-  static constexpr bool kCentered = true;
-  template <class V>
-  double add(double total, V value, double center) const {
-    const double v = static_cast<double>(value);
-    return total + static_cast<double>(v == center || (v != v && center != center));
-  }
-};
-
-struct Scaled {
-  double scale;
-  template <class V>
-  V operator()(V x) const {
-    return x * static_cast<V>(scale);
-  }
-};
-
 /// The elements of x in memory order.
 std::vector<double> values(const Tensor& x) {
   std::vector<double> result(x.count());
@@ -226,15 +193,15 @@ std::vector<double> reduce_floating(const Tensor& x, const Tensor& out, const Po
 }  // namespace
 
 void sum(const Tensor& x, double scale, const Tensor& out) {
-  if (is_floating(x.dtype())) return store_totals(reduce_floating(x, out, SumPolicy{}), scale, out);
-  const auto totals = reduce_loop<std::int64_t>(x, out, IntegerSumPolicy{});
+  if (is_floating(x.dtype())) return store_totals(reduce_floating(x, out, policy::Sum{}), scale, out);
+  const auto totals = reduce_loop<std::int64_t>(x, out, policy::IntegerSum{});
   std::copy(totals.begin(), totals.end(), out.data<std::int64_t>());
 }
 
 void extreme(Extreme kind, const Tensor& x, const Tensor& out) {
   visit_compute(x.dtype(), [&]<class V>() {
-    const auto totals = kind == Extreme::max ? reduce_loop<V>(x, out, ExtremePolicy<V, Extreme::max>{})
-                                             : reduce_loop<V>(x, out, ExtremePolicy<V, Extreme::min>{});
+    const auto totals = kind == Extreme::max ? reduce_loop<V>(x, out, policy::Extreme<V, Extreme::max>{})
+                                             : reduce_loop<V>(x, out, policy::Extreme<V, Extreme::min>{});
     visit(out.dtype(), [&]<class T>() {
       if constexpr (std::is_same_v<compute_t<T>, V>) convert_run(totals.data(), out.data<T>(), out.count());
     });
@@ -243,7 +210,7 @@ void extreme(Extreme kind, const Tensor& x, const Tensor& out) {
 
 void extreme_share(const Tensor& x, const Tensor& y, const Tensor& share) {
   const std::vector<double> extremes = values(y);
-  const std::vector<double> ties = reduce_floating(x, y, TiesPolicy{}, extremes.data());
+  const std::vector<double> ties = reduce_floating(x, y, policy::Ties{}, extremes.data());
   const auto loop = StridedLoop<2>::over(x.shape(), {&share, &y});  // x and share have one order
   const std::int64_t step = loop.strides[1][loop.rank - 1];
   visit_floating("extreme_share", x.dtype(), [&]<class T>() {
@@ -253,21 +220,21 @@ void extreme_share(const Tensor& x, const Tensor& y, const Tensor& share) {
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t k = at[1] + i * step;
         const double value = convert<double>(in[at[0] + i]);
-        to[at[0] + i] = convert<T>(TiesPolicy{}.add(0, value, extremes[k]) / ties[k]);
+        to[at[0] + i] = convert<T>(policy::Ties{}.add(0, value, extremes[k]) / ties[k]);
       }
     });
   });
 }
 
 void squared_deviation(const Tensor& x, double scale, const Tensor& out) {
-  std::vector<double> means = reduce_floating(x, out, SumPolicy{});
+  std::vector<double> means = reduce_floating(x, out, policy::Sum{});
   const double n = static_cast<double>(x.count()) / static_cast<double>(out.count());
   for (double& mean : means) mean /= n;
-  store_totals(reduce_floating(x, out, SquaresPolicy{}, means.data()), scale, out);
+  store_totals(reduce_floating(x, out, policy::Squares{}, means.data()), scale, out);
 }
 
 void expand(const Tensor& x, double scale, const Tensor& out) {
-  map_any(Scaled{scale}, out, x);
+  map_any(formula::Scaled{scale}, out, x);
 }
 
 }  // namespace cpu

@@ -257,18 +257,24 @@ class ReduceLoop {
 };
 
 /// For each element of `out`, in memory order, the total of the elements of x that it stands for. `out` has
-/// x's rank, and size 1 where reduced; V is x's compute type. `Policy` has
-///   Total                        the type of a total
-///   start()                      the total of nothing
-///   add(total, value, center)    with center = centers[i] for element i of out
-///   merge(total, total)
-///   kCentered                    whether add() uses center; if not, `centers` may be null
+/// x's rank, and size 1 where reduced; V is x's compute type. For policies see ops/reduce_policies.h; the
+/// center of element i of out is centers[i], which may be null for a policy that uses none.
 template <class V, class Policy>
 std::vector<typename Policy::Total> reduce_loop(const Tensor& x, const Tensor& out, const Policy& policy,
                                                 const double* centers = nullptr) {
   std::vector<typename Policy::Total> results(out.count(), policy.start());
   if (x.count() > 0) ReduceLoop<V, Policy>(x, out, policy, centers).run(results.data());
   return results;
+}
+
+/// out[i] = totals[i] * scale.
+inline void store_totals(const std::vector<double>& totals, double scale, const Tensor& out) {
+  visit_floating("reduce", out.dtype(), [&]<class T>() {
+    T* to = out.data<T>();
+    parallel_for(out.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) to[i] = convert<T>(totals[i] * scale);
+    });
+  });
 }
 
 }  // namespace tapedeck::cpu

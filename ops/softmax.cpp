@@ -11,6 +11,7 @@
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/map.h>
 #include <tapedeck/ops/reduce_dims.h>
+#include <tapedeck/ops/reduce_loop.h>
 #include <tapedeck/ops/reduce_policies.h>
 #include <tapedeck/ops/scalar_math.h>
 #include <tapedeck/ops/shape.h>
@@ -84,15 +85,6 @@ namespace cpu {
 
 namespace {
 
-/// Sums of exp(x - center).
-struct ExpPolicy : SumPolicy {
-  static constexpr bool kCentered = true;
-  template <class V>
-  double add(double total, V value, double center) const {
-    return total + static_cast<double>(math::exp(value - static_cast<V>(center)));
-  }
-};
-
 struct Probability {
   template <class V>
   V operator()(V x, V largest, V total) const {
@@ -116,10 +108,10 @@ Statistics statistics(const Tensor& x, const Tensor& reduced) {
     if constexpr (std::is_integral_v<V>) {
       return {};
     } else {
-      const auto maxima = reduce_loop<V>(x, reduced, ExtremePolicy<V, Extreme::max>{});
+      const auto maxima = reduce_loop<V>(x, reduced, policy::Extreme<V, Extreme::max>{});
       std::vector<double> largest(maxima.begin(), maxima.end());
       for (double& m : largest) m = std::isinf(m) ? 0 : m;  // infinity - infinity would be NaN
-      auto total = reduce_loop<V>(x, reduced, ExpPolicy{}, largest.data());
+      auto total = reduce_loop<V>(x, reduced, policy::Exponentials{}, largest.data());
       return {std::move(largest), std::move(total)};
     }
   });
