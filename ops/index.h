@@ -1,7 +1,8 @@
 // Selecting elements by index, and the sums over equal indices that are its gradients.
 //
 // An index is an int64 tensor; no gradient flows to it. All dtypes of x; results have x's layout. On the CPU
-// an index out of range throws Error with its position, its value and the legal range. Sums are formed in the
+// an index out of range throws Error with its position, its value and the legal range; a GPU, which would
+// have to be waited for, gives NaN (0 for integers) for it, and adds nothing. Sums are formed in the
 // order of the index, whatever the number of threads.
 #pragma once
 

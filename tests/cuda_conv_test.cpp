@@ -114,16 +114,6 @@ TEST_F(CudaConv, TheSameBitsAgain) {
   }
 }
 
-/// Leaves NaN in the memory that the cache hands out next.
-void poison_memory() {
-  std::vector<Tensor> blocks;
-  for (int i = 0; i < 20; ++i) {
-    for (std::int64_t count : {200, 5000, 100000, 3000000}) {
-      blocks.push_back(Tensor::full({count}, std::numeric_limits<double>::quiet_NaN(), {.device = kCuda}));
-    }
-  }
-}
-
 TEST_F(CudaConv, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
   for_each_algorithm([&] {
     for (const LayerCase& c : kLayerCases) {

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdlib>
+#include <limits>
 #include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/device.h>
+#include <tapedeck/core/tensor.h>
 
 namespace tapedeck::test {
 
@@ -25,5 +28,16 @@ class CudaTest : public ::testing::Test {
     GTEST_SKIP() << "there is no CUDA device";
   }
 };
+
+/// Leaves NaN in the memory that the cache hands out next, in blocks of up to `largest` floats.
+inline void poison_memory(std::int64_t largest = 3000000) {
+  std::vector<Tensor> blocks;
+  for (int i = 0; i < 20; ++i) {
+    for (std::int64_t count : {200, 5000, 100000, 3000000}) {
+      if (count > largest) continue;
+      blocks.push_back(Tensor::full({count}, std::numeric_limits<double>::quiet_NaN(), {.device = kCuda}));
+    }
+  }
+}
 
 }  // namespace tapedeck::test

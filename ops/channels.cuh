@@ -1,0 +1,123 @@
+// What the normalisations' kernels share: elements with their channel.
+#pragma once
+
+#include <tapedeck/ops/axis.h>
+#include <tapedeck/ops/reduce.cuh>
+
+namespace tapedeck::cu {
+
+/// A weight or bias, which may be undefined.
+template <class V>
+struct Parameter {
+  Reader<V> values;
+  bool defined;
+  V none;  // what stands for an undefined one
+
+  Parameter(const Tensor& x, V otherwise)
+      : values(x.defined() ? Reader<V>(x) : Reader<V>()), defined(x.defined()), none(otherwise) {}
+  __device__ V operator[](std::int64_t c) const { return defined ? values[c] : none; }
+};
+
+template <class V, int kInputs, class F>
+__global__ void __launch_bounds__(kThreads)
+    channel_map_kernel(std::int64_t count, std::int64_t channels, std::int64_t inner, bool packed,
+                       const __grid_constant__ std::array<Reader<V>, kInputs> in, Writer<V> out, const F f) {
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
+  if (first >= count) return;
+  const int n = packed ? kVector : static_cast<int>(::min(count - first, std::int64_t{kVector}));
+  V values[kInputs][kVector];
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) read_run(in.data()[k], first, n, 1, packed, values[k]);
+  V results[kVector];
+  // With whole vectors, all of one lie in a run of one channel or step through neighbouring channels.
+  const std::int64_t line = first / inner;
+  std::int64_t row = line / channels, channel = line - row * channels;
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    if (j >= n) break;
+    if (!packed) {
+      const std::int64_t run = (first + j) / inner;
+      row = run / channels;
+      channel = run - row * channels;
+    }
+    V inputs[kInputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) inputs[k] = values[k][j];
+    results[j] = f(row, channel + (packed && inner == 1 ? j : 0), inputs);
+  }
+  if (packed) return out.write(first, results);
+  for (int j = 0; j < n; ++j) out.write(first + j, results[j]);
+}
+
+/// out[i] = f(o, c, {in[0][i], in[1][i], ...}) for elements of equal layout: c is the element's channel, o
+/// its outer index (Axis::of(x, 1)). V is the compute type.
+template <class V, int kInputs, class F>
+void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Tensor& out, const F& f) {
+  const Axis axis = Axis::of(out, 1);
+  bool packed = (axis.inner == 1 ? axis.size : axis.inner) % kVector == 0 &&
+                is_aligned(out.raw(), size_of(out.dtype()));
+  std::array<Reader<V>, kInputs> readers;
+  for (int k = 0; k < kInputs; ++k) {
+    readers[k] = Reader<V>(in[k]);
+    packed = packed && is_aligned(in[k].raw(), size_of(in[k].dtype()));
+  }
+  const DeviceScope scope(out.device());
+  channel_map_kernel<V, kInputs, F>
+      <<<grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, 0, stream_of(out.device())>>>(
+          out.count(), axis.size, axis.inner, packed, readers, Writer<V>(out), f);
+  check_launch(op);
+}
+
+/// Two sums in float64.
+struct Sums {
+  double a, b;
+};
+
+/// What the reductions of norms have in common: pairs of sums.
+struct SumsReduction {
+  using Total = Sums;
+  __device__ Sums start() const { return {0, 0}; }
+  __device__ Sums merge(const Sums& x, const Sums& y) const { return {x.a + y.a, x.b + y.b}; }
+};
+
+/// The sums of x - k and (x - k)^2 over the elements of each result, with k the first of them; store(out,
+/// mean, variance). The variance is E[(x - k)^2] - E[x - k]^2. As k is one of the n values, it is at most
+/// sqrt(n * var) away from the mean, so that the difference loses no more than a factor n of float64's
+/// precision.
+template <class V, class First, class Store>
+struct Moments : SumsReduction {
+  using Value = V;
+  using Center = double;
+
+  Reader<V> x;
+  First first;  // where the first element of a result is
+  double count;
+  Store store;
+
+  __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed, V (&values)[kVector]) const {
+    read_run(x, at, n, step, packed, values);
+  }
+  __device__ double center(std::int64_t out) const { return static_cast<double>(x[first(out)]); }
+  __device__ Sums add(const Sums& total, V value, double k) const {
+    const double d = static_cast<double>(value) - k;
+    return {total.a + d, total.b + d * d};
+  }
+  __device__ void finish(std::int64_t out, const Sums& total) const {
+    const double shift = total.a / count, variance = total.b / count - shift * shift;
+    store(out, center(out) + shift, variance < 0 ? 0 : variance);  // rounding; NaN stays
+  }
+};
+
+/// The two loops of a reduction to channels.
+struct ChannelLoops {
+  StridedLoop<2> kept;
+  StridedLoop<1> reduced;
+
+  explicit ChannelLoops(const Axis& axis) {
+    const std::int64_t row = axis.size * axis.inner;
+    kept = StridedLoop<2>::over(Shape{axis.size}, {Strides{axis.inner}, Strides{1}});
+    reduced = StridedLoop<1>::over(Shape{axis.outer, axis.inner}, {Strides{row, 1}});
+  }
+};
+
+}  // namespace tapedeck::cu

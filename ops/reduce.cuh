@@ -1,0 +1,334 @@
+// CUDA's reduction loop: any dimensions, any layout, one order of addition.
+//
+// A reduction is a loop over kept indices, each with an element of the result, and a loop over reduced
+// ones. What is innermost in memory is read in vectors of kVector neighbours: a thread then has one total
+// for each of them, of its own result (`Columns`: the innermost dimension is kept) or of one result.
+//
+// A block's threads are lanes of results times lanes of terms. Lane l takes the terms l, l + lanes, ...;
+// lanes are folded pairwise. Where there are few results the terms are also split into chunks, one a block,
+// and a second kernel folds the chunks' totals in the same way. All numbers follow from the shape alone,
+// so the bits are the same in every run and on every GPU.
+//
+// A `Reduction` is an object that kernels take by value:
+//   Value, Total, Center              types
+//   read(at, n, step, packed, values) the elements at, at + step, ... (n <= kVector of them) of what is
+//                                     reduced; with `packed`, n is kVector and they are one aligned vector
+//   center(out)                       what add() needs to know of a result, by its place
+//   start(), add(total, value, center), merge(total, total)
+//   finish(out, total)                stores a result at its place
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include <tapedeck/ops/map.cuh>
+
+namespace tapedeck::cu {
+
+/// How a reduction is divided: what does not depend on types.
+struct ReducePlan {
+  StridedLoop<2> kept;                           // strides of the elements, and of the results
+  StridedLoop<1> reduced;                        // strides of the elements
+  bool columns = false;                          // whether the innermost dimension is kept
+  bool packed = false;                           // whether each vector is aligned and whole
+  std::int64_t results = 1, result_vectors = 1;  // the latter are results unless `columns`
+  std::int64_t terms = 1;                        // vectors unless `columns`
+  std::int64_t inner_vectors = 1;                // of the innermost dimension
+  int term_lanes = 1;
+  std::int64_t chunk = 1, chunks = 1;  // terms of a block
+};
+
+/// Divides a reduction. `aligned`: whether element 0 of everything that is read starts a vector.
+inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1>& reduced, bool aligned) {
+  constexpr std::int64_t kBlocks = 1024;    // enough for any GPU
+  constexpr std::int64_t kTermsOfLane = 8;  // a chunk has at least as many for each lane
+  ReducePlan plan{kept, reduced};
+  const std::int64_t rows = reduced.count();
+  plan.results = kept.count();
+  plan.columns = kept.strides[0][kept.rank - 1] == 1 && kept.sizes[kept.rank - 1] > 1;
+  const std::int64_t inner =
+      std::max<std::int64_t>(1, plan.columns ? kept.sizes[kept.rank - 1] : reduced.sizes[reduced.rank - 1]);
+  plan.packed = aligned && inner % kVector == 0 &&
+                (plan.columns ? kept.strides[0][kept.rank - 1] : reduced.strides[0][reduced.rank - 1]) == 1;
+  for (int d = 0; d < kept.rank; ++d) {
+    plan.packed = plan.packed && (kept.strides[0][d] % kVector == 0 || (plan.columns && d == kept.rank - 1) ||
+                                  kept.sizes[d] == 1);
+  }
+  for (int d = 0; d < reduced.rank; ++d) {
+    plan.packed = plan.packed && (reduced.strides[0][d] % kVector == 0 ||
+                                  (!plan.columns && d == reduced.rank - 1) || reduced.sizes[d] == 1);
+  }
+  plan.inner_vectors = ceil_div(inner, kVector);
+  plan.result_vectors = plan.columns ? plan.results / inner * plan.inner_vectors : plan.results;
+  plan.terms = plan.columns ? rows : rows / inner * plan.inner_vectors;
+  const auto power_of_two = [](std::int64_t n) {
+    return static_cast<int>(
+        std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(n, 1, kThreads))));
+  };
+  // Neighbouring threads read neighbours: across results if these are, else across terms.
+  plan.term_lanes = power_of_two(plan.terms);
+  if (plan.columns)
+    plan.term_lanes = std::min(plan.term_lanes, kThreads / std::min(32, power_of_two(plan.result_vectors)));
+  const std::int64_t blocks = ceil_div(plan.result_vectors, kThreads / plan.term_lanes);
+  const std::int64_t most = ceil_div(plan.terms, plan.term_lanes * kTermsOfLane);
+  plan.chunks = std::clamp<std::int64_t>(kBlocks / blocks, 1, std::max<std::int64_t>(most, 1));
+  plan.chunk = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunks));
+  plan.chunks = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunk));
+  return plan;
+}
+
+/// Folds the totals of a block's term lanes, pairwise, into those of lane 0. `totals` has one for each
+/// thread; the lanes of a result are `stride` threads apart.
+template <class Reduction>
+__device__ __forceinline__ void fold_lanes(const Reduction& r, typename Reduction::Total* totals, int lane,
+                                           int lanes, int stride) {
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) {
+      totals[threadIdx.x] = r.merge(totals[threadIdx.x], totals[threadIdx.x + half * stride]);
+    }
+  }
+}
+
+/// Where result i begins, in elements and results.
+template <bool kColumns>
+__device__ __forceinline__ void locate_result(const ReducePlan& plan, std::int64_t i, std::int64_t (&at)[2],
+                                              int& n) {
+  if constexpr (kColumns) {
+    const std::int64_t row = i / plan.inner_vectors, column = (i - row * plan.inner_vectors) * kVector;
+    const std::int64_t inner = plan.kept.sizes[plan.kept.rank - 1];
+    locate(plan.kept, row * inner + column, at);
+    n = inner - column < kVector ? static_cast<int>(inner - column) : kVector;
+  } else {
+    locate(plan.kept, i, at);
+    n = 1;
+  }
+}
+
+/// partial[chunk * results + result] receives the totals, or, without `partial`, finish() does.
+template <class Reduction, bool kColumns>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(const __grid_constant__ ReducePlan plan, const __grid_constant__ Reduction r,
+                  typename Reduction::Total* partial) {
+  using Total = typename Reduction::Total;
+  __shared__ Total shared[kThreads];
+  const int lanes = plan.term_lanes, result_lanes = kThreads / lanes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = kColumns ? thread / result_lanes : thread % lanes;
+  const std::int64_t i =
+      std::int64_t{blockIdx.x} * result_lanes + (kColumns ? thread % result_lanes : thread / lanes);
+  const bool exists = i < plan.result_vectors;
+  std::int64_t at[2] = {};
+  int results = 0;
+  if (exists) locate_result<kColumns>(plan, i, at, results);
+  const std::int64_t result_step = kColumns ? plan.kept.strides[1][plan.kept.rank - 1] : 0;
+
+  Total totals[kVector];
+  typename Reduction::Center centers[kVector];
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    totals[j] = r.start();
+    if (exists) centers[j] = r.center(at[1] + (j < results ? j : 0) * result_step);
+  }
+  const std::int64_t begin = blockIdx.y * plan.chunk + lane;
+  const std::int64_t end = exists ? ::min(plan.terms, (blockIdx.y + 1) * plan.chunk) : 0;
+  const int outer = kColumns ? plan.reduced.rank : plan.reduced.rank - 1;
+  const std::int64_t inner = plan.reduced.sizes[plan.reduced.rank - 1];
+  const std::int64_t step = kColumns ? 1 : plan.reduced.strides[0][plan.reduced.rank - 1];
+  for (std::int64_t term = begin; term < end; term += lanes) {
+    std::int64_t from[1] = {at[0]};
+    int n = results;
+    std::int64_t row = term;
+    if constexpr (!kColumns) {
+      std::int64_t vector = term;
+      row = 0;
+      if (outer > 0) {
+        row = term >> 32 == 0
+                  ? static_cast<std::uint32_t>(term) / static_cast<std::uint32_t>(plan.inner_vectors)
+                  : term / plan.inner_vectors;
+        vector = term - row * plan.inner_vectors;
+      }
+      const std::int64_t first = vector * kVector;
+      from[0] += first * step;
+      n = inner - first < kVector ? static_cast<int>(inner - first) : kVector;
+    }
+    if (row >> 32 == 0) {
+      add_place(plan.reduced, outer, static_cast<std::uint32_t>(row), from);
+    } else {
+      add_place(plan.reduced, outer, row, from);
+    }
+    typename Reduction::Value values[kVector];
+    r.read(from[0], n, step, plan.packed, values);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (j < n) totals[j] = r.add(totals[j], values[j], centers[kColumns ? j : 0]);
+    }
+  }
+
+  const std::int64_t first_result = kColumns ? i / plan.inner_vectors * plan.kept.sizes[plan.kept.rank - 1] +
+                                                   i % plan.inner_vectors * kVector
+                                             : i;
+  const auto store = [&](int j, const Total& total) {
+    if (partial != nullptr) {
+      partial[blockIdx.y * plan.results + first_result + j] = total;
+    } else {
+      r.finish(at[1] + j * result_step, total);
+    }
+  };
+  if constexpr (kColumns) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      shared[thread] = totals[j];
+      fold_lanes(r, shared, lane, lanes, result_lanes);
+      if (lane == 0 && j < results) store(j, shared[thread]);
+      __syncthreads();
+    }
+  } else {
+    shared[thread] = r.merge(r.merge(totals[0], totals[2]), r.merge(totals[1], totals[3]));
+    fold_lanes(r, shared, lane, lanes, 1);
+    if (lane == 0 && exists) store(0, shared[thread]);
+  }
+}
+
+/// Folds the chunks' totals.
+template <class Reduction>
+__global__ void __launch_bounds__(kThreads)
+    fold_kernel(const __grid_constant__ ReducePlan plan, const __grid_constant__ Reduction r,
+                const typename Reduction::Total* partial, int lanes) {
+  using Total = typename Reduction::Total;
+  __shared__ Total shared[kThreads];
+  const int result_lanes = kThreads / lanes, thread = static_cast<int>(threadIdx.x);
+  const int lane = thread / result_lanes;
+  const std::int64_t i = std::int64_t{blockIdx.x} * result_lanes + thread % result_lanes;
+  Total total = r.start();
+  for (std::int64_t chunk = lane; i < plan.results && chunk < plan.chunks; chunk += lanes) {
+    total = r.merge(total, partial[chunk * plan.results + i]);
+  }
+  shared[thread] = total;
+  fold_lanes(r, shared, lane, lanes, result_lanes);
+  if (lane == 0 && i < plan.results) {
+    std::int64_t at[2];
+    locate(plan.kept, i, at);
+    r.finish(at[1], shared[thread]);
+  }
+}
+
+/// Runs a reduction; there are results. `aligned` as in plan_reduction().
+template <class Reduction>
+void reduce(const char* op, Device device, const StridedLoop<2>& kept, const StridedLoop<1>& reduced,
+            bool aligned, const Reduction& r) {
+  using Total = typename Reduction::Total;
+  const ReducePlan plan = plan_reduction(kept, reduced, aligned);
+  const DeviceScope scope(device);
+  const cudaStream_t stream = stream_of(device);
+  const Workspace<Total> partial(device, plan.chunks > 1 ? plan.chunks * plan.results : 0);
+  const dim3 grid(grid_size(op, ceil_div(plan.result_vectors, kThreads / plan.term_lanes)),
+                  static_cast<unsigned>(plan.chunks));
+  if (plan.columns) {
+    reduce_kernel<Reduction, true><<<grid, kThreads, 0, stream>>>(plan, r, partial.data());
+  } else {
+    reduce_kernel<Reduction, false><<<grid, kThreads, 0, stream>>>(plan, r, partial.data());
+  }
+  check_launch(op);
+  if (plan.chunks == 1) return;
+  const auto lanes = static_cast<int>(
+      kThreads / std::bit_ceil(static_cast<std::uint64_t>(std::min<std::int64_t>(plan.results, kThreads))));
+  fold_kernel<<<grid_size(op, ceil_div(plan.results, kThreads / lanes)), kThreads, 0, stream>>>(
+      plan, r, partial.data(), lanes);
+  check_launch(op);
+}
+
+/// values[j] = x[at + j * step] for j < n; with `packed` as one vector.
+template <class V>
+__device__ __forceinline__ void read_run(const Reader<V>& x, std::int64_t at, int n, std::int64_t step,
+                                         bool packed, V (&values)[kVector]) {
+  if (packed) return x.read(at, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    if (j < n) values[j] = x[at + j * step];
+  }
+}
+
+/// A reduction of one tensor by one of the CPU's policies (ops/reduce_policies.h), which `Finish` stores.
+template <class V, class Policy, class Finish>
+struct PolicyReduction {
+  using Value = V;
+  using Total = typename Policy::Total;
+  using Center = double;
+
+  Reader<V> x;
+  const double* centers;  // null unless the policy is centered
+  Policy policy;
+  Finish store;
+
+  __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed, V (&values)[kVector]) const {
+    read_run(x, at, n, step, packed, values);
+  }
+  __device__ double center(std::int64_t out) const {
+    if constexpr (Policy::kCentered) return centers[out];
+    return 0;
+  }
+  __device__ Total start() const { return policy.start(); }
+  __device__ Total add(Total total, V value, double center) const { return policy.add(total, value, center); }
+  __device__ Total merge(Total a, Total b) const { return policy.merge(a, b); }
+  __device__ void finish(std::int64_t out, Total total) const { store(out, total); }
+};
+
+inline Strides strides_of(const Tensor& x) {
+  Strides strides{};
+  const auto own = x.strides();
+  std::copy(own.begin(), own.end(), strides.begin());
+  return strides;
+}
+
+/// The two loops of a reduction of x to `out`, which has x's rank, and size 1 where reduced.
+struct ReduceLoops {
+  StridedLoop<2> kept;
+  StridedLoop<1> reduced;
+
+  ReduceLoops(const Tensor& x, const Tensor& out) {
+    kept = StridedLoop<2>::over(out.shape(), {strides_of(x), strides_of(out)});
+    Shape rest = x.shape();
+    for (int d = 0; d < x.rank(); ++d) rest = out.size(d) == 1 ? rest : rest.with(d, 1);
+    reduced = StridedLoop<1>::over(rest, {strides_of(x)});
+  }
+};
+
+/// store(i, total of the elements of x that stand for element i of out); `out` as above. V is x's compute
+/// type.
+template <class V, class Policy, class Finish>
+void reduce(const char* op, const Tensor& x, const Tensor& out, const Policy& policy, const Finish& store,
+            const double* centers = nullptr) {
+  const ReduceLoops loops(x, out);
+  reduce(op, x.device(), loops.kept, loops.reduced, is_aligned(x.raw(), size_of(x.dtype())),
+         PolicyReduction<V, Policy, Finish>{Reader<V>(x), centers, policy, store});
+}
+
+/// The same for a floating x.
+template <class Policy, class Finish>
+void reduce_floating(const char* op, const Tensor& x, const Tensor& out, const Policy& policy,
+                     const Finish& store, const double* centers = nullptr) {
+  if (x.dtype() == DType::float64) {
+    reduce<double>(op, x, out, policy, store, centers);
+  } else {
+    reduce<float>(op, x, out, policy, store, centers);
+  }
+}
+
+/// out[i] = total * scale, of a floating dtype.
+struct StoreScaled {
+  Writer<double> wide;
+  Writer<float> narrow;  // for the other floating types
+  double scale;
+
+  StoreScaled(const Tensor& out, double s) : wide(out), narrow(out), scale(s) {}
+  __device__ void operator()(std::int64_t i, double total) const {
+    if (wide.dtype == DType::float64) {
+      wide.write(i, total * scale);
+    } else {
+      narrow.write(i, static_cast<float>(total * scale));
+    }
+  }
+};
+
+}  // namespace tapedeck::cu
