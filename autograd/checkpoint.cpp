@@ -77,9 +77,16 @@ class Checkpoint final : public Op {
       const ReplayScope replay(seed_, offset_);
       y = f_(inputs);
     }
+    // An input that is there twice has the sum of its gradients, which only the first of them passes on.
+    const auto is_wanted = [&](std::size_t i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (context.input(j).identity() == context.input(i).identity()) return false;
+      }
+      return context.needs_grad(i);
+    };
     Variables wanted;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (context.needs_grad(i)) wanted.push_back(context.input(i));
+      if (is_wanted(i)) wanted.push_back(context.input(i));
       if (y.requires_grad() && y.identity() == context.input(i).identity()) {  // f returns what it got
         gradients[i] = gy[0];
         return gradients;
@@ -89,7 +96,7 @@ class Checkpoint final : public Op {
     // The walk around this one has the whole gradients of leaves and runs their hooks.
     const Variables found = tape.gradient(y, wanted, {.gradient = gy[0], .leaf_hooks = false});
     for (std::size_t i = 0, k = 0; i < gradients.size(); ++i) {
-      if (context.needs_grad(i)) gradients[i] = found[k++];
+      if (is_wanted(i)) gradients[i] = found[k++];
     }
     return gradients;
   }

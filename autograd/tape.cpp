@@ -23,8 +23,14 @@ class FlagScope {
 };
 
 Variable run_hooks(const detail::Identity& identity, Variable gradient) {
-  for (const GradientHook& hook : identity.hooks) {
-    if (Variable replaced = hook(gradient); replaced.defined()) gradient = replaced;
+  const auto hooks = identity.hooks;  // a hook may register others
+  for (const GradientHook& hook : hooks) {
+    const Variable replaced = hook(gradient);
+    if (!replaced.defined()) continue;
+    check(replaced.shape() == gradient.shape() && replaced.dtype() == gradient.dtype(),
+          "register_hook: a hook returned ", replaced.dtype(), " ", replaced.shape(), " for a gradient ",
+          gradient.dtype(), " ", gradient.shape());
+    gradient = replaced;
   }
   return gradient;
 }

@@ -47,6 +47,8 @@ Variable Variable::grad() const {
 void Variable::set_grad(const Variable& gradient) const {
   check(requires_grad() || !gradient.defined(), "set_grad: the variable does not require a gradient");
   if (!requires_grad()) return;
+  check(!gradient.defined() || gradient.shape() == shape(), "set_grad: the gradient has shape ",
+        gradient.defined() ? gradient.shape() : Shape(), " but the variable has ", shape());
   state_->identity->gradient = gradient.defined() ? std::make_shared<Variable>(gradient) : nullptr;
 }
 

@@ -188,5 +188,12 @@ TEST_F(Checkpoint, PassesErrorsOn) {
               HasSubstr("checkpoint: inputs[1] is undefined"));
 }
 
+TEST_F(Checkpoint, AnInputGivenTwiceHasItsGradientOnce) {
+  const Variable twice = Variable::parameter(Tensor::full({1}, 3));
+  Tape tape;
+  tape.backward(checkpoint([](const Variables& v) { return v[0] * v[1]; }, {twice, twice}));
+  EXPECT_EQ(twice.grad().item(), 6);
+}
+
 }  // namespace
 }  // namespace tapedeck

@@ -436,5 +436,13 @@ TEST(Tape, TakesOpsFromUserCode) {
   gradgradcheck(f, {leaf({-1.5, 0.2, 2})});
 }
 
+TEST(Tape, AHookMustKeepTheGradientsShape) {
+  const Variable x = Variable::parameter(Tensor::ones({2}));
+  x.register_hook([](const Variable&) { return Variable(Tensor::ones({3})); });
+  Tape tape;
+  EXPECT_THROW(tape.backward(sum(x * x)), Error);
+  EXPECT_THROW(x.set_grad(Tensor::ones({1})), Error);
+}
+
 }  // namespace
 }  // namespace tapedeck

@@ -248,6 +248,26 @@ TEST_F(TrainDecoder, ARunCanBeMadeLonger) {
   EXPECT_THAT(content(folder_ / "run/config.json"), HasSubstr("\"steps\": 8"));
 }
 
+TEST_F(TrainDecoder, ARunCanChangeItsKindOfLength) {
+  // The learning rate ends at the foot of its cosine, whichever way its progress is counted.
+  const auto last_lr = [&](const std::string& run) {
+    const std::string text = metrics(run), line = text.substr(text.rfind('\n', text.size() - 2) + 1);
+    std::vector<std::string> fields;
+    std::istringstream cells(line);
+    for (std::string cell; std::getline(cells, cell, ',');) fields.push_back(cell);
+    return std::stod(fields.at(4));
+  };
+  expect_ok(run(with({"--steps", "3000", "--stop-at", "1200", "--out", "steps"})));
+  EXPECT_GT(last_lr("steps"), 1e-3);
+  expect_ok(run({"--resume", "steps", "--minutes", "0.1"}));
+  EXPECT_LT(last_lr("steps"), 1e-4);
+  expect_ok(run(with({"--minutes", "0.02", "--stop-at", "4", "--out", "minutes"})));
+  expect_ok(run({"--resume", "minutes", "--steps", "300", "--stop-at", "99"}));
+  EXPECT_GT(last_lr("minutes"), 1e-3);
+  expect_ok(run({"--resume", "minutes", "--steps", "300"}));
+  EXPECT_LT(last_lr("minutes"), 1e-4);
+}
+
 TEST_F(TrainDecoder, MakesImagesOfAnySize) {
   for (const Shape& shape :
        {Shape{5, 1, 1, 1}, Shape{5, 3, 7, 30}, Shape{5, 2, 13, 9}, Shape{5, 5, 33, 64}}) {
@@ -363,9 +383,11 @@ TEST_F(TrainDecoder, ABrokenCheckpointIsNamed) {
   expect_ok(run(with({"--steps", "2", "--out", "run"})));
   const std::string whole = content(path("run/checkpoint.safetensors"));
   std::ofstream(path("run/checkpoint.safetensors"), std::ios::binary) << whole.substr(0, whole.size() / 2);
-  const Ended ended = run({"--resume", "run"});
+  const std::string config = content(path("run/config.json"));
+  const Ended ended = run({"--resume", "run", "--steps", "9"});
   EXPECT_EQ(ended.exit_code(), 1);
   EXPECT_THAT(ended.err, AllOf(StartsWith("train_decoder: "), HasSubstr("run/checkpoint.safetensors")));
+  EXPECT_EQ(content(path("run/config.json")), config);
 }
 
 }  // namespace

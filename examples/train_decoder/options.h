@@ -63,7 +63,7 @@ struct Options {
   bool quiet = false;
 };
 
-/// How the parser ends the program: `text` for stdout when `code` is 0 (--help, --version), else one
+/// How the parser ends the program: `text` for stdout when `code` is 0 (--help), else one
 /// line for stderr.
 struct ParserExit {
   int code;

@@ -133,6 +133,9 @@ class Session {
 
   /// Trains to the end, or until a signal comes. Returns the exit status.
   int run() {
+    // Only now, when the checkpoint is loaded and nothing can be wrong with what was asked for.
+    data::write_atomically(folder_.model(), description_.text());
+    data::write_atomically(folder_.config(), to_json(options_));
     const InterruptGuard guard;
     Timer checkpoints(options_.checkpoint_every), pictures(options_.sample_every);
     while (!over() && !stopped()) {
@@ -288,10 +291,7 @@ int train(const Options& options) {
   const Length length = length_of(options, dataset->size());
   Trainer trainer(options, dataset, description, length.steps);
   if (!resume || !std::filesystem::exists(earlier.checkpoint())) trainer.initialise();
-  // Only now, when nothing can be wrong any more with what was asked for, is anything written.
   const RunFolder folder = resume ? earlier : RunFolder::create(options.out, options.data, options.model);
-  data::write_atomically(folder.model(), description.text());
-  data::write_atomically(folder.config(), to_json(options));
   return Session(options, folder, description, length, trainer).run();
 }
 

@@ -117,7 +117,7 @@ void Trainer::advance_schedule(double fraction) {
   if (!schedule_) return;
   const std::int64_t target =
       length_ > 0 ? std::min(steps_, length_) : static_cast<std::int64_t>(std::min(fraction, 1.0) * kTicks);
-  while (schedule_->steps() < target) schedule_->step();
+  schedule_->apply(target);  // steps and ticks are counted here: a resumed run may change between them
 }
 
 const data::Batch& Trainer::next_batch() {
