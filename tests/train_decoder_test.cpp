@@ -257,7 +257,7 @@ TEST_F(TrainDecoder, ARunCanChangeItsKindOfLength) {
     for (std::string cell; std::getline(cells, cell, ',');) fields.push_back(cell);
     return std::stod(fields.at(4));
   };
-  expect_ok(run(with({"--steps", "3000", "--stop-at", "1200", "--out", "steps"})));
+  expect_ok(run(with({"--steps", "300", "--stop-at", "120", "--out", "steps"})));
   EXPECT_GT(last_lr("steps"), 1e-3);
   expect_ok(run({"--resume", "steps", "--minutes", "0.1"}));
   EXPECT_LT(last_lr("steps"), 1e-4);
