@@ -1,4 +1,5 @@
 // Copies between devices, dtypes and layouts, and fills.
+#include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/launch.cuh>
 
 #include <cstring>
@@ -130,6 +131,8 @@ void copy_across(const Tensor& in, const Tensor& out) {
 
 void copy(const Tensor& in, const Tensor& out) {
   if (in.device() != out.device()) {
+    check(!is_capturing(), "captured step: it copies from ", in.device(), " to ", out.device(),
+          ", which its replays would not repeat; what changes from call to call comes as an input");
     // Bytes travel as they are, and are converted on the GPU: on the way down before, up after.
     if (out.device().is_cpu()) {
       const Tensor converted =

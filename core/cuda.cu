@@ -53,6 +53,7 @@ void synchronize(Device device) {
 
 namespace {
 
+/// Used by several allocators, each with a lock of its own.
 class CudaMemory final : public DeviceMemory {
  public:
   explicit CudaMemory(Device device) : device_(device) {}
@@ -73,10 +74,11 @@ class CudaMemory final : public DeviceMemory {
   Event record_event(Stream stream) override {
     const DeviceScope scope(device_);
     cudaEvent_t event = nullptr;
-    if (!idle_.empty()) {
+    if (const std::lock_guard lock(mutex_); !idle_.empty()) {
       event = idle_.back();
       idle_.pop_back();
-    } else {
+    }
+    if (event == nullptr) {
       check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     }
     check_cuda(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
@@ -91,6 +93,7 @@ class CudaMemory final : public DeviceMemory {
   void wait(Event event) noexcept override { (void)cudaEventSynchronize(static_cast<cudaEvent_t>(event)); }
   void release_event(Event event) noexcept override {
     try {
+      const std::lock_guard lock(mutex_);
       idle_.push_back(static_cast<cudaEvent_t>(event));
     } catch (...) {
       (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
@@ -99,25 +102,21 @@ class CudaMemory final : public DeviceMemory {
 
  private:
   Device device_;
-  std::vector<cudaEvent_t> idle_;  // the allocator's mutex protects it
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> idle_;
 };
 
 /// What exists once for each device that is used. Never destroyed: it outlives every static tensor.
 struct DeviceState {
   explicit DeviceState(Device device)
-      // TAPEDECK_CUDA_CACHE=0: for compute-sanitizer, which then sees every tensor as a block of its own.
       : memory(device),
-        allocator(to_string(device), memory, cache_wanted()),
+        allocator(to_string(device), memory, caches_memory()),
         stream(new_stream(device)),
         context(device, stream, allocator) {
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index),
                "cudaDeviceGetAttribute");
   }
 
-  static bool cache_wanted() {
-    const char* cache = std::getenv("TAPEDECK_CUDA_CACHE");
-    return cache == nullptr || std::string_view(cache) != "0";
-  }
   static cudaStream_t new_stream(Device device) {
     const DeviceScope scope(device);
     cudaStream_t stream = nullptr;
@@ -147,6 +146,15 @@ DeviceState& state_of(Device device) {
 }
 
 }  // namespace
+
+bool caches_memory() {
+  const char* cache = std::getenv("TAPEDECK_CUDA_CACHE");
+  return cache == nullptr || std::string_view(cache) != "0";
+}
+
+DeviceMemory& device_memory(Device device) {
+  return state_of(device).memory;
+}
 
 CachingAllocator& caching_allocator(Device device) {
   return state_of(device).allocator;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <tapedeck/core/caching_allocator.h>
 #include <tapedeck/core/context.h>
 #include <tapedeck/core/error.h>
 #include <tapedeck/core/tensor.h>
@@ -33,6 +34,12 @@ inline cudaStream_t stream_of(Device device) {
 
 /// The number of multiprocessors of a device.
 int multiprocessors(Device device);
+
+/// The memory of a device as the driver gives it: what caching allocators are made over.
+DeviceMemory& device_memory(Device device);
+
+/// False when TAPEDECK_CUDA_CACHE=0 turns the caching allocator off, for memory checkers.
+bool caches_memory();
 
 /// `count` uninitialised elements for the kernels of one call. The destructor gives them back to the stream's
 /// cache, where they stay until what was queued before is done.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <tapedeck/core/backend.h>
+#include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/random_math.h>
 
@@ -17,6 +18,8 @@ namespace {
 /// numbers in every layout.
 template <class F>
 void fill_row_major(const Tensor& x, Generator& generator, F fill) {
+  check(!is_capturing() || x.device().is_cuda(),
+        "random: a captured step draws numbers on the CPU, which its replays would not repeat");
   const std::uint64_t draw = generator.next();
   if (x.count() == 0) return;
   if (x.layout() == Layout::nchw) return fill(x, draw);
@@ -38,6 +41,10 @@ bool is_finite_in(DType dtype, double value) {
 }
 
 }  // namespace
+
+std::uint64_t Generator::next() {
+  return is_capturing() ? detail::captured_draw(*this) : offset_++;
+}
 
 Generator& default_generator() {
   thread_local Generator generator;
@@ -93,6 +100,8 @@ Tensor randn(const Shape& shape, const TensorOptions& options, Generator& genera
 
 Tensor randperm(std::int64_t count, Generator& generator) {
   check(count >= 0, "randperm: count ", count, " is not legal; legal is 0 or more");
+  check(!is_capturing(),
+        "randperm: a captured step draws numbers on the CPU, which its replays would not repeat");
   const std::uint64_t draw = generator.next();
   Tensor order = Tensor::empty({count}, {.dtype = DType::int64});
   if (count == 0) return order;

@@ -2,6 +2,7 @@
 #include <tapedeck/core/random.h>
 
 #include <tapedeck/core/random_math.h>
+#include <tapedeck/core/draw.cuh>
 #include <tapedeck/core/launch.cuh>
 
 namespace tapedeck::cu {
@@ -14,10 +15,11 @@ template <class T, class F>
 void for_each_block(const char* op, const Tensor& x, std::uint64_t seed, std::uint64_t draw, const F& fill) {
   T* const out = x.data<T>();
   const std::int64_t count = x.count();
+  const Draw source(seed, draw);
   const bool aligned = is_aligned(out, sizeof(T));
   for_each(op, x.device(), ceil_div(count, 4), [=] __device__(std::int64_t block) {
     Pack<T, 4> made;
-    fill(RandomBlock::at(seed, draw, block, takes_wide_bits<T>).bits, made.values);
+    fill(RandomBlock::at(source.seed(), source.draw(), block, takes_wide_bits<T>).bits, made.values);
     if (aligned && 4 * block + 4 <= count) {
       reinterpret_cast<Pack<T, 4>*>(out)[block] = made;
     } else {

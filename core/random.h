@@ -45,8 +45,9 @@ class Generator {
     seed_ = seed;
     offset_ = offset;
   }
-  /// The index of the next draw, which is then taken.
-  std::uint64_t next() { return offset_++; }
+  /// The index of the next draw, which is then taken. In a step that is being captured
+  /// (core/captured_step.h) it stands for those that its replays will take.
+  std::uint64_t next();
 
  private:
   std::uint64_t seed_;

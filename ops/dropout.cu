@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <tapedeck/core/draw.cuh>
 #include <tapedeck/core/launch.cuh>
 
 namespace tapedeck::cu {
@@ -14,10 +15,11 @@ void dropout_of(const Tensor& x, double p, std::uint64_t seed, std::uint64_t dra
   const Writer<V> out(y);
   const auto limit = static_cast<std::uint32_t>(std::ceil(p * 0x1p32) - 1);  // words above it keep an element
   const V scale = static_cast<V>(p < 1 ? 1 / (1 - p) : 0);
+  const Draw source(seed, draw);
   const std::int64_t count = x.count();
   const bool aligned = is_aligned(x.raw(), size_of(x.dtype())) && is_aligned(y.raw(), size_of(y.dtype()));
   for_each("dropout", x.device(), ceil_div(count, 4), [=] __device__(std::int64_t block) {
-    const Philox made = Philox::at(seed, static_cast<std::uint64_t>(block), draw);
+    const Philox made = Philox::at(source.seed(), static_cast<std::uint64_t>(block), source.draw());
     const std::int64_t first = 4 * block;
     if (aligned && first + 4 <= count) {
       V values[4];

@@ -89,7 +89,7 @@ Tensors scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm) {
   return out;
 }
 
-void update_averages(const Tensors& averages, const Tensors& values, double decay) {
+void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay) {
   check(averages.size() == values.size(), "update_averages: ", averages.size(), " averages but ",
         values.size(), " values are given");
   if (values.empty()) return;
@@ -97,7 +97,7 @@ void update_averages(const Tensors& averages, const Tensors& values, double deca
     check_same_kind("update_averages", "value 0", values[0], "another value", values[i]);
     check_like("update_averages", "average", averages[i], slot_dtype(values[i].dtype()), values[i]);
   }
-  TAPEDECK_KERNEL(values[0].device(), update_averages)(averages, values, decay);
+  TAPEDECK_KERNEL(values[0].device(), update_averages)(averages, values, decay, live_decay);
 }
 
 namespace cpu {
@@ -143,8 +143,9 @@ void update_run(const Rule& rule, std::int64_t n, T* p, const T* g, A*... slots)
 
 /// Updates all parameters by the rule for `settings`.
 template <class Settings>
-void update(const char* op, const OptimizerBatch& batch, const Settings& settings) {
+void update(const char* op, const OptimizerBatch& batch, Settings settings) {
   count_step(batch);
+  if (batch.lr.defined()) settings.lr = *batch.lr.data<double>();
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     formula::visit_rule<A>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
@@ -202,7 +203,9 @@ void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const
   });
 }
 
-void update_averages(const Tensors& averages, const Tensors& values, double decay) {
+void update_averages(const Tensors& averages, const Tensors& values, double fixed_decay,
+                     const Tensor& live_decay) {
+  const double decay = live_decay.defined() ? *live_decay.data<double>() : fixed_decay;
   for_each_piece(values, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
     visit_floating("update_averages", values[i].dtype(), [&]<class T>() {
       using A = accumulate_t<T>;

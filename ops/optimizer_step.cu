@@ -119,14 +119,15 @@ __device__ __forceinline__ void for_each_vector(const P& piece, const F& f) {
 
 /// Arrays: parameter, gradient, counter, slots. Counters count this step already.
 template <class T, class Rule, int kSlots, class Settings, std::size_t... k>
-__device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, const Settings& settings,
-                                             std::index_sequence<k...>) {
+__device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, Settings settings,
+                                             const double* lr, std::index_sequence<k...>) {
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   // The bias corrections are powers in float64: once for a block.
   __shared__ alignas(Rule) unsigned char made[sizeof(Rule)];
   if (threadIdx.x == 0) {
     const auto* const step = static_cast<const std::int64_t*>(list.arrays[2][piece.tensor]);
+    if (lr != nullptr) settings.lr = *lr;
     new (made) Rule(settings, static_cast<double>(*step));
   }
   __syncthreads();
@@ -146,9 +147,10 @@ __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list,
 }
 
 template <class T, class Rule, int kSlots, class Settings>
-__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ TensorList<3 + kSlots> list,
-                                                          const __grid_constant__ Settings settings) {
-  update_piece<T, Rule, kSlots>(list, settings, std::make_index_sequence<kSlots>());
+__global__ void __launch_bounds__(kThreads)
+    update_kernel(const __grid_constant__ TensorList<3 + kSlots> list,
+                  const __grid_constant__ Settings settings, const double* lr) {
+  update_piece<T, Rule, kSlots>(list, settings, lr, std::make_index_sequence<kSlots>());
 }
 
 __global__ void __launch_bounds__(kTensors) count_kernel(const __grid_constant__ TensorList<1> list) {
@@ -170,6 +172,7 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
   const Device device = batch.parameters[0].device();
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
+  const double* const lr = batch.lr.defined() ? batch.lr.data<double>() : nullptr;
   count_step(op, batch, stream);
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     formula::visit_rule<accumulate_t<T>>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
@@ -181,7 +184,7 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
       };
       for_each_list<3 + kSlots>(batch.parameters, arrays, [&](const auto& list, std::int64_t) {
         update_kernel<T, Rule, static_cast<int>(kSlots)>
-            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings);
+            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, lr);
         check_launch(op);
       });
     });
@@ -246,9 +249,10 @@ __global__ void __launch_bounds__(kThreads)
 /// Arrays: average, value.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    average_kernel(const __grid_constant__ TensorList<2> list, double decay) {
+    average_kernel(const __grid_constant__ TensorList<2> list, double fixed_decay, const double* live_decay) {
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
+  const double decay = live_decay != nullptr ? *live_decay : fixed_decay;
   const A keep = static_cast<A>(decay), take = static_cast<A>(1 - decay);
   for_each_vector(piece, [&](std::int64_t i, int n) {
     A average[kVector], value[kVector];
@@ -315,13 +319,14 @@ void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const
   });
 }
 
-void update_averages(const Tensors& averages, const Tensors& values, double decay) {
+void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay) {
   const Device device = values[0].device();
+  const double* const live = live_decay.defined() ? live_decay.data<double>() : nullptr;
   const DeviceScope scope(device);
   visit_floating("update_averages", values[0].dtype(), [&]<class T>() {
     for_each_pair(averages, values, [&](const TensorList<2>& list) {
       average_kernel<T>
-          <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(device)>>>(list, decay);
+          <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(device)>>>(list, decay, live);
       check_launch("update_averages");
     });
   });

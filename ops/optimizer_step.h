@@ -31,6 +31,7 @@ struct OptimizerBatch {
   Tensors parameters, gradients;
   Tensors steps;               ///< int64, one element each: updates so far; the call counts on
   std::vector<Tensors> slots;  ///< what the optimizer remembers, in the order that the call states
+  Tensor lr = {};  ///< or none: one float64 on the device, which takes the place of the settings' lr
 };
 
 struct SgdSettings {
@@ -59,7 +60,9 @@ Tensor global_norm(const Tensors& xs);
 /// Copies of `xs`, times min(1, max_norm / (norm + 1e-6)) for a float64 scalar `norm`.
 Tensors scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm);
 /// averages[i] = decay averages[i] + (1 - decay) values[i]; the averages of half values are float32.
-void update_averages(const Tensors& averages, const Tensors& values, double decay);
+/// `live_decay`, one float64 on their device, takes the place of `decay` if it is defined.
+void update_averages(const Tensors& averages, const Tensors& values, double decay,
+                     const Tensor& live_decay = {});
 
 namespace cpu {
 void sgd(const OptimizerBatch& batch, const SgdSettings& settings);
@@ -67,7 +70,7 @@ void adam(const OptimizerBatch& batch, const AdamSettings& settings);
 void rmsprop(const OptimizerBatch& batch, const RmspropSettings& settings);
 void global_norm(const Tensors& xs, const Tensor& out);
 void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const Tensors& out);
-void update_averages(const Tensors& averages, const Tensors& values, double decay);
+void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay);
 }  // namespace cpu
 namespace cu {
 void sgd(const OptimizerBatch& batch, const SgdSettings& settings);
@@ -75,7 +78,7 @@ void adam(const OptimizerBatch& batch, const AdamSettings& settings);
 void rmsprop(const OptimizerBatch& batch, const RmspropSettings& settings);
 void global_norm(const Tensors& xs, const Tensor& out);
 void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const Tensors& out);
-void update_averages(const Tensors& averages, const Tensors& values, double decay);
+void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay);
 }  // namespace cu
 
 }  // namespace tapedeck

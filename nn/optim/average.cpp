@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include <tapedeck/core/captured_step.h>
 #include <tapedeck/ops/optimizer_step.h>
 
 namespace tapedeck::optim {
@@ -19,12 +20,16 @@ ExponentialMovingAverage::ExponentialMovingAverage(Variables parameters, const O
 
 void ExponentialMovingAverage::update() {
   check(!swapped_, "ExponentialMovingAverage: the averages are swapped in");
-  ++updates_;
-  const auto t = static_cast<double>(updates_);
-  const double decay = options_.warmup ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
+  if (parameters_.empty()) return;
+  const auto next_decay = [this] {
+    ++updates_;
+    const auto t = static_cast<double>(updates_);
+    return options_.warmup ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
+  };
   Tensors values;
   for (const Variable& parameter : parameters_) values.push_back(parameter.tensor());
-  update_averages(averages_, values, decay);
+  const Tensor live = replayed_number(averages_[0].device(), next_decay);
+  update_averages(averages_, values, live.defined() ? options_.decay : next_decay(), live);
 }
 
 ExponentialMovingAverage::Scope::Scope(ExponentialMovingAverage& average) : average_(average) {

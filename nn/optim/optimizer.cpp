@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include <tapedeck/core/captured_step.h>
+
 namespace tapedeck::optim {
 
 Optimizer::Optimizer(const char* kind, const std::vector<ParamGroup>& groups, const Group& defaults,
@@ -46,7 +48,8 @@ void Optimizer::complete(State& state, std::size_t slots) {
 
 void Optimizer::step() {
   std::size_t at = 0;
-  for (const Group& group : groups_) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
     const std::size_t slots = slots_of(group);
     std::vector<OptimizerBatch> batches;  // one for each dtype and device
     for (const Variable& parameter : group.parameters) {
@@ -66,7 +69,10 @@ void Optimizer::step() {
       batch->steps.push_back(state.step);
       for (std::size_t k = 0; k < slots; ++k) batch->slots[k].push_back(state.slots[k]);
     }
-    for (const OptimizerBatch& batch : batches) update(group, batch);
+    for (OptimizerBatch& batch : batches) {
+      batch.lr = replayed_number(batch.parameters[0].device(), [this, g] { return groups_[g].lr; });
+      update(group, batch);
+    }
   }
 }
 

@@ -1,0 +1,219 @@
+// Captured steps: on the CPU they are the function itself; on a GPU replays equal eager steps to the bit.
+#include "cuda_support.h"
+#include "op_support.h"
+
+#include <tapedeck/core/captured_step.h>
+
+namespace tapedeck {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+class CudaCapturedStep : public CudaTest {};
+
+TEST(CapturedStep, OnTheCpuRunsTheFunction) {
+  int calls = 0;
+  CapturedStep step(Device{}, [&](const Tensors& x) -> Tensors {
+    ++calls;
+    EXPECT_FALSE(is_capturing());
+    EXPECT_FALSE(replayed_number(Device{}, [] { return 1.0; }).defined());
+    return {(Variable(x[0]) + Variable(x[1])).tensor()};
+  });
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = Tensor::full({3}, i), y = Tensor::full({3}, 10);
+    EXPECT_EQ(step({x, y})[0].to_vector<float>(), std::vector<float>(3, static_cast<float>(10 + i)));
+  }
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(step.graphs(), 0u);
+  EXPECT_EQ(step.memory_stats().reserved, 0u);
+  EXPECT_THAT(error_of([&] { step({Tensor()}); }), HasSubstr("captured step: an input is undefined"));
+}
+
+class Model final : public nn::Module {
+ public:
+  explicit Model(Generator& g)
+      : fc(register_module("fc", nn::Linear({.in_features = 6, .out_features = 8 * 3 * 3}, g))),
+        norm(register_module("norm", nn::BatchNorm2d({.num_features = 8}))),
+        up(register_module(
+            "up",
+            nn::ConvTranspose2d(
+                {.in_channels = 8, .out_channels = 3, .kernel_size = 4, .stride = 2, .padding = 1}, g))) {}
+  Variable forward(const Variable& z) override { return up(relu(norm(reshape(fc(z), {-1, 8, 3, 3})))); }
+
+  nn::Linear fc;
+  nn::BatchNorm2d norm;
+  nn::ConvTranspose2d up;
+};
+
+/// Losses of all steps, and then all parameters, buffers and averages.
+struct Trained {
+  std::vector<double> losses;
+  std::vector<std::vector<double>> state;
+  std::uint64_t draws;
+  std::size_t graphs;
+};
+
+/// Trains with all that a step may have: noise, dropout, normalisation, clipping, Adam with a schedule, and
+/// moving averages. Batches are of 16, and every fifth of 7.
+Trained train(bool captured, int steps, std::uint64_t reseed_at = 1000000) {
+  Generator init(5), noise(9);
+  Model model(init);
+  model.to(kCuda);
+  optim::Adam adam(model.parameters(), {.lr = 1e-2});
+  optim::StepLR schedule(adam, {.step_size = 7, .gamma = 0.9});
+  optim::ExponentialMovingAverage average(model.parameters(), {.decay = 0.99, .warmup = true});
+  const auto run = [&](const Tensors& x) -> Tensors {
+    adam.zero_grad();
+    Tape tape;
+    const Variable codes = x[0] + 0.1 * Variable(randn(x[0].shape(), x[0].options(), noise));
+    const Variable loss = nn::mse_loss(model(dropout(codes, 0.2, true, noise)), x[1]);
+    tape.backward(loss);
+    optim::clip_grad_norm(model.parameters(), 0.5);
+    adam.step();
+    average.update();
+    return {loss.tensor()};
+  };
+  CapturedStep step(kCuda, run);
+  Trained result;
+  for (int i = 0; i < steps; ++i) {
+    const std::int64_t n = i % 5 == 4 ? 7 : 16;
+    if (static_cast<std::uint64_t>(i) == reseed_at) noise.set_state(77, 3);
+    const Tensor z = random_tensor({n, 6}, {}, -1, 1, 1 + i % 3),
+                 image = random_tensor({n, 3, 6, 6}, {}, 0, 1, 2);
+    const Tensors out = captured ? step({z, image}) : run({z.to(kCuda), image.to(kCuda)});
+    result.losses.push_back(out[0].item());
+    schedule.step();
+  }
+  for (const auto& [name, tensor] : model.state_dict()) result.state.push_back(tensor.to_vector<double>());
+  for (const auto& [name, tensor] : average.state_dict()) result.state.push_back(tensor.to_vector<double>());
+  for (const auto& [name, tensor] : adam.state_dict()) result.state.push_back(tensor.to_vector<double>());
+  result.draws = noise.offset();
+  result.graphs = step.graphs();
+  return result;
+}
+
+TEST_F(CudaCapturedStep, ReplaysEqualEagerStepsToTheBit) {
+  const Trained eager = train(false, 1000), captured = train(true, 1000);
+  EXPECT_EQ(eager.graphs, 0u);
+  EXPECT_EQ(captured.graphs, 2u);
+  EXPECT_EQ(captured.losses, eager.losses);
+  EXPECT_EQ(captured.state, eager.state);
+  EXPECT_EQ(captured.draws, eager.draws);
+  EXPECT_LT(eager.losses.back(), 0.7 * eager.losses.front());
+}
+
+TEST_F(CudaCapturedStep, ReadsSeedsAnew) {
+  const Trained eager = train(false, 20, 12), captured = train(true, 20, 12), other = train(true, 20);
+  EXPECT_EQ(captured.losses, eager.losses);
+  EXPECT_EQ(captured.state, eager.state);
+  EXPECT_NE(other.losses, eager.losses);
+}
+
+TEST_F(CudaCapturedStep, RunsThenCapturesThenReplays) {
+  int calls = 0;
+  CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors {
+    ++calls;
+    return {(Variable(x[0]) * 2.0).tensor()};
+  });
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(step({Tensor::full({3}, i)})[0].to_vector<float>()[2], 2 * i);
+    EXPECT_EQ(calls, std::min(2, i + 1));
+  }
+  // Another shape, dtype or layout is another graph.
+  for (const TensorOptions& options :
+       {TensorOptions{}, TensorOptions{DType::float64}, TensorOptions{DType::float32, {}, Layout::nhwc}}) {
+    const Tensor x = Tensor::full({1, 2, 3, 4}, 3, options);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(step({x})[0].to_vector<double>(), std::vector<double>(24, 6));
+  }
+  EXPECT_EQ(step.graphs(), 4u);
+  EXPECT_EQ(calls, 8);
+  EXPECT_GT(step.memory_stats().in_use, 0u);
+}
+
+TEST_F(CudaCapturedStep, TakesNoMemoryAfterItIsCaptured) {
+  CapturedStep step(kCuda,
+                    [&](const Tensors& x) -> Tensors { return {exp(sum(x[0] * Variable(x[0]))).tensor()}; });
+  const Tensor x = Tensor::full({1000, 1000}, 1e-3, {.device = kCuda});
+  for (int i = 0; i < 2; ++i) step({x});
+  const MemoryStats device = memory_stats(kCuda), own = step.memory_stats();
+  for (int i = 0; i < 100; ++i) step({x});
+  EXPECT_EQ(memory_stats(kCuda).device_allocations, device.device_allocations);
+  EXPECT_EQ(memory_stats(kCuda).allocations, device.allocations);
+  EXPECT_EQ(step.memory_stats().allocations, own.allocations);
+}
+
+TEST_F(CudaCapturedStep, ItsMemoryIsItsOwn) {
+  Tensor kept;
+  {
+    CapturedStep step(kCuda, [](const Tensors& x) -> Tensors { return {(Variable(x[0]) + 1.0).tensor()}; });
+    const Tensor x = Tensor::full({1 << 20}, 1, {.device = kCuda});
+    Tensor y;
+    for (int i = 0; i < 3; ++i) y = step({x})[0];
+    // What others allocate and fill never lies in it.
+    for (int i = 0; i < 20; ++i) Tensor::full({1 << 20}, kNan, {.device = kCuda});
+    EXPECT_EQ(y.to_vector<float>(), std::vector<float>(1 << 20, 2));
+    kept = y;
+    step({Tensor::full({1 << 20}, 5, {.device = kCuda})});
+  }
+  // A result outlives the step that made it, and the next step does not use its memory.
+  CapturedStep next(kCuda, [](const Tensors& x) -> Tensors { return {(Variable(x[0]) * kNan).tensor()}; });
+  for (int i = 0; i < 3; ++i) next({Tensor::full({1 << 20}, 1)});
+  EXPECT_EQ(kept.to_vector<float>(), std::vector<float>(1 << 20, 6));
+}
+
+TEST_F(CudaCapturedStep, SaysWhatCannotBeCaptured) {
+  Generator generator(3);
+  const auto second = [&](const CapturedStep::Function& f) {
+    CapturedStep step(kCuda, f);
+    const Tensor x = Tensor::ones({4});
+    step({x});
+    const std::string error = error_of([&] { step({x}); });
+    EXPECT_FALSE(is_capturing());
+    EXPECT_EQ(step.graphs(), 0u);
+    return error;
+  };
+  EXPECT_THAT(second([](const Tensors& x) -> Tensors {
+                return {Tensor::full({}, x[0].slice(0, 1).item(), {.device = kCuda})};
+              }),
+              HasSubstr("captured step: it copies from cuda:0 to cpu"));
+  EXPECT_THAT(second([](const Tensors& x) -> Tensors {
+                return {x[0], Tensor::ones({2}).to(kCuda)};
+              }),
+              HasSubstr("captured step: it copies from cpu to cuda:0"));
+  EXPECT_THAT(second([](const Tensors& x) -> Tensors {
+                synchronize(kCuda);
+                return x;
+              }),
+              HasSubstr("cudaDeviceSynchronize"));
+  const std::uint64_t before = generator.offset();
+  EXPECT_THAT(second([&](const Tensors&) -> Tensors {
+                const Tensor x = rand({4}, {.device = kCuda}, generator);
+                return {rand({4}, {}, generator)};
+              }),
+              HasSubstr("draws numbers on the CPU"));
+  EXPECT_EQ(generator.offset(), before + 2);  // those of the first call
+  // The stream can be used, and captured, as before.
+  CapturedStep step(kCuda, [](const Tensors& x) -> Tensors { return {(Variable(x[0]) + 1.0).tensor()}; });
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step({Tensor::ones({4})})[0].to_vector<float>()[3], 2);
+  EXPECT_EQ(step.graphs(), 1u);
+}
+
+TEST_F(CudaCapturedStep, NumbersOfTheHost) {
+  double number = 0;
+  int asked = 0;
+  CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors {
+    const Tensor live = replayed_number(kCuda, [&] { return ++asked, number; });
+    const Variable factor =
+        live.defined() ? live.to(DType::float32) : Tensor::full({1}, number, {.device = kCuda});
+    return {(x[0] * factor).tensor()};
+  });
+  for (int i = 0; i < 10; ++i) {
+    number = i / 2 + 0.5;
+    EXPECT_EQ(step({Tensor::ones({4})})[0].to_vector<float>()[3], static_cast<float>(number));
+    EXPECT_EQ(asked, i);
+  }
+}
+
+}  // namespace
+}  // namespace tapedeck
