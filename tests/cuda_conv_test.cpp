@@ -23,7 +23,7 @@ class CudaConv : public CudaTest {
 /// Calls f for each algorithm and precision.
 template <class F>
 void for_each_algorithm(F f) {
-  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::automatic}) {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::simt, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       set_conv_algorithm(algorithm);
       set_float32_precision(precision);

@@ -16,6 +16,10 @@ namespace tapedeck {
 
 namespace {
 
+constexpr ConvAlgorithm kAlgorithms[] = {ConvAlgorithm::automatic, ConvAlgorithm::reference,
+                                         ConvAlgorithm::planes,    ConvAlgorithm::windows,
+                                         ConvAlgorithm::simt,      ConvAlgorithm::tensor};
+
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
 ConvAlgorithm from_environment() {
@@ -33,6 +37,10 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "planes";
     case ConvAlgorithm::windows:
       return "windows";
+    case ConvAlgorithm::simt:
+      return "simt";
+    case ConvAlgorithm::tensor:
+      return "tensor";
     case ConvAlgorithm::automatic:
       break;
   }
@@ -40,12 +48,12 @@ std::string to_string(ConvAlgorithm algorithm) {
 }
 
 ConvAlgorithm parse_conv_algorithm(std::string_view name) {
-  for (ConvAlgorithm algorithm :
-       {ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows}) {
+  std::string legal;
+  for (ConvAlgorithm algorithm : kAlgorithms) {
     if (name == to_string(algorithm)) return algorithm;
+    legal += concat(legal.empty() ? "" : algorithm == std::end(kAlgorithms)[-1] ? " and " : ", ", algorithm);
   }
-  throw Error(concat("conv algorithm: \"", name,
-                     "\" is unknown; legal are automatic, reference, planes and windows"));
+  throw Error(concat("conv algorithm: \"", name, "\" is unknown; legal are ", legal));
 }
 
 void set_conv_algorithm(ConvAlgorithm algorithm) {

@@ -1,9 +1,8 @@
-// Which kernel computes the convolution family on the CPU.
+// Which kernel computes the convolution family.
 //
-// A call takes the first of these that fits (ConvPath):
+// On the CPU a call takes the first of these that fits (ConvPath):
 //   reference    if it is forced. The definition, one output at a time, for every dtype and layout. Slow;
-//   what
-//                the others are tested against and timed beside.
+//                what the others are tested against and timed beside.
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
 //   planes       nchw tensors where a model of the costs says so: the lanes are pixels. (correlate.cpp,
 //                pixel_sums.cpp)
@@ -13,8 +12,16 @@
 // The last three are windows.cpp with weights packed as in pack.h. The weight gradient is matrix.cpp,
 // channelwise_weight_grad.cpp, or for both others weight_grad.cpp. Half types are computed in float32.
 //
-// TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces one: `reference`; `planes`
-// wherever tensors are nchw; `windows`, which is what is neither of these.
+// On a GPU (dispatch.cu):
+//   reference    as above, one thread a result. Also where sizes leave 32-bit arithmetic, or strides are
+//                above 8.
+//   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
+//                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
+//   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
+//
+// TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
+// CPU `planes` wherever tensors are nchw, `windows`, which is what is neither of these; on a GPU `tensor` and
+// `simt`. What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -25,7 +32,7 @@
 
 namespace tapedeck {
 
-enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows };
+enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows, simt, tensor };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.

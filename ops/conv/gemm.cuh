@@ -1,0 +1,31 @@
+// The convolution family as matrix products of tiles, by a Math of gemm_tile.cuh.
+#pragma once
+
+#include <tapedeck/ops/conv/gemm_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+/// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h, for tensors of the type that Math takes, where
+/// fits(g). gemm_map.cuh.
+template <class Math>
+void map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+         const Tensor& bias, const Tensor& to);
+
+/// The weight's gradient. gemm_weight_grad.cuh.
+template <class Math>
+void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+
+/// For strides that are not needed with fewer than two positions, any fit.
+inline ImageStrides strides_of(const Tensor& x) {
+  const std::vector<std::int64_t> s = x.strides();
+  return {s[0], static_cast<int>(s[1]), static_cast<int>(s[2]), static_cast<int>(s[3])};
+}
+
+/// Lets a kernel have more than 48 KB of shared memory.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "cudaFuncSetAttribute");
+}
+
+}  // namespace tapedeck::cu::conv_gemm
