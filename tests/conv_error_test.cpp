@@ -191,9 +191,10 @@ TEST(ConvErrors, ZeroBatchIsNoError) {
 TEST(ConvErrors, UnknownAlgorithmsAreNamed) {
   EXPECT_EQ(parse_conv_algorithm("reference"), ConvAlgorithm::reference);
   EXPECT_EQ(parse_conv_algorithm("automatic"), ConvAlgorithm::automatic);
-  EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),
-            "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, simt and "
-            "tensor");
+  EXPECT_EQ(
+      error_of([] { (void)parse_conv_algorithm("fast"); }),
+      "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, direct, simt "
+      "and tensor");
 }
 
 }  // namespace

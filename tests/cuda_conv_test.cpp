@@ -23,8 +23,11 @@ class CudaConv : public CudaTest {
 /// Calls f for each algorithm and precision.
 template <class F>
 void for_each_algorithm(F f) {
-  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::simt, ConvAlgorithm::automatic}) {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::direct, ConvAlgorithm::simt,
+                                  ConvAlgorithm::tensor, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
+      const bool multiplies = algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::automatic;
+      if (precision == Precision::high && !multiplies) continue;
       set_conv_algorithm(algorithm);
       set_float32_precision(precision);
       SCOPED_TRACE(concat(algorithm, precision == Precision::high ? " high" : " highest"));

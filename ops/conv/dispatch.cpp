@@ -16,9 +16,9 @@ namespace tapedeck {
 
 namespace {
 
-constexpr ConvAlgorithm kAlgorithms[] = {ConvAlgorithm::automatic, ConvAlgorithm::reference,
-                                         ConvAlgorithm::planes,    ConvAlgorithm::windows,
-                                         ConvAlgorithm::simt,      ConvAlgorithm::tensor};
+constexpr ConvAlgorithm kAlgorithms[] = {
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
+    ConvAlgorithm::direct,    ConvAlgorithm::simt,      ConvAlgorithm::tensor};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -37,6 +37,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "planes";
     case ConvAlgorithm::windows:
       return "windows";
+    case ConvAlgorithm::direct:
+      return "direct";
     case ConvAlgorithm::simt:
       return "simt";
     case ConvAlgorithm::tensor:

@@ -3,26 +3,56 @@
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
 
-bool wants_reference(const ConvTranspose2dGeometry& g) {
-  return conv_algorithm() == ConvAlgorithm::reference || !conv_gemm::fits(g);
+/// `natural`: what is taken unless an algorithm is forced; `possible`: whether direct kernels can compute it.
+ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, ConvAlgorithm natural, bool possible) {
+  if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
+  ConvAlgorithm a = conv_algorithm();
+  const bool known = a == ConvAlgorithm::reference || a == ConvAlgorithm::direct ||
+                     a == ConvAlgorithm::tensor || a == ConvAlgorithm::simt;
+  if (!known || (a == ConvAlgorithm::direct && !possible)) a = natural;
+  // Matrix products of float64 have no tensor cores here, those of half types nothing else.
+  if (a == ConvAlgorithm::tensor && dtype == DType::float64) a = ConvAlgorithm::simt;
+  if (a == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
+    a = ConvAlgorithm::tensor;
+  return a;
+}
+
+/// For results of `to_channels` channels a group.
+ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, std::int64_t to_channels, const Tensor& to) {
+  // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
+  // stride is above 1.
+  const double bytes =
+      static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
+      static_cast<double>(size_of(to.dtype()));
+  const bool possible = direct_fits(g);
+  const bool direct =
+      possible && (to_channels <= 4 || (to.layout() == Layout::nchw && g.flops() < 24 * bytes));
+  return choose(g, to.dtype(), direct ? ConvAlgorithm::direct : ConvAlgorithm::tensor, possible);
+}
+
+ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype) {
+  const bool possible = direct_weight_grad_fits(g);
+  const bool direct = possible && g.group_ci() * g.group_co() <= 8;
+  return choose(g, dtype, direct ? ConvAlgorithm::direct : ConvAlgorithm::tensor, possible);
 }
 
 /// Calls f with the Math of a tensor's type.
 template <class F>
-void visit_math(const char* op, DType dtype, F f) {
+void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   using namespace conv_gemm;
   if (dtype == DType::float64) return f.template operator()<Simt<double>>();
   if (dtype == DType::bfloat16) return f.template operator()<Half<bfloat16>>();
   if (dtype == DType::float16) return f.template operator()<Half<float16>>();
   check(dtype == DType::float32, op, ": dtype ", dtype, " is not supported; legal are float64, float32, ",
         "bfloat16 and float16");
-  if (conv_algorithm() == ConvAlgorithm::simt) return f.template operator()<Simt<float>>();
+  if (algorithm == ConvAlgorithm::simt) return f.template operator()<Simt<float>>();
   if (float32_precision() != Precision::highest) return f.template operator()<Tf32>();
   f.template operator()<Tf32x3>();
 }
@@ -31,24 +61,30 @@ void visit_math(const char* op, DType dtype, F f) {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
-  visit_math("conv_transpose2d", y.dtype(), [&]<class Math>() {
-    if (wants_reference(g)) return reference::conv_transpose2d(g, x, w, bias, y);
+  const ConvAlgorithm algorithm = choose_map(g, g.group_co(), y);
+  visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
+    if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::direct) return direct(g, true, x, w, bias, y);
     conv_gemm::map<Math>(g, true, x, w, bias, y);
   });
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x) {
-  visit_math("conv2d", x.dtype(), [&]<class Math>() {
-    if (wants_reference(g)) return reference::conv2d(g, y, w, bias, x);
+  const ConvAlgorithm algorithm = choose_map(g, g.group_ci(), x);
+  visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
+    if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
+    if (algorithm == ConvAlgorithm::direct) return direct(g, false, y, w, bias, x);
     conv_gemm::map<Math>(g, false, y, w, bias, x);
   });
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  visit_math("conv_transpose2d_weight_grad", w.dtype(), [&]<class Math>() {
-    if (wants_reference(g)) return reference::weight_grad(g, x, y, w);
+  const ConvAlgorithm algorithm = choose_weight_grad(g, w.dtype());
+  visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
+    if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::direct) return direct_weight_grad(g, x, y, w);
     conv_gemm::weight_grad<Math>(g, x, y, w);
   });
 }

@@ -15,12 +15,6 @@ void map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, 
 template <class Math>
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
-/// For strides that are not needed with fewer than two positions, any fit.
-inline ImageStrides strides_of(const Tensor& x) {
-  const std::vector<std::int64_t> s = x.strides();
-  return {s[0], static_cast<int>(s[1]), static_cast<int>(s[2]), static_cast<int>(s[3])};
-}
-
 /// Lets a kernel have more than 48 KB of shared memory.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {

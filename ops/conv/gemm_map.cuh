@@ -266,8 +266,8 @@ void map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, 
   MapArguments call{};
   call.plan = Plan(g, transposed, sizeof(T));
   Plan& p = call.plan;
-  p.from = strides_of(from);
-  p.to = strides_of(to);
+  p.from = ImageStrides(from.strides());
+  p.to = ImageStrides(to.strides());
   call.from = from.raw();
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.to = to.raw();

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include <tapedeck/core/host_device.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
@@ -103,6 +104,12 @@ inline bool fits(const ConvTranspose2dGeometry& g) {
 
 /// Elements between neighbours of a tensor of images.
 struct ImageStrides {
+  ImageStrides() = default;
+  ImageStrides(std::int64_t image, int channel, int row, int column)
+      : n(image), c(channel), h(row), w(column) {}
+  explicit ImageStrides(const std::vector<std::int64_t>& s)
+      : ImageStrides(s[0], static_cast<int>(s[1]), static_cast<int>(s[2]), static_cast<int>(s[3])) {}
+
   std::int64_t n = 0;
   int c = 0, h = 0, w = 0;
 };

@@ -270,8 +270,8 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
   WeightGradArguments call{};
   call.x = x.raw();
   call.y = y.raw();
-  call.x_strides = strides_of(x);
-  call.y_strides = strides_of(y);
+  call.x_strides = ImageStrides(x.strides());
+  call.y_strides = ImageStrides(y.strides());
   call.groups = narrow(g.groups), call.ci = narrow(g.group_ci()), call.co = narrow(g.group_co());
   call.kernel_h = narrow(g.h.kernel), call.kernel_w = narrow(g.w.kernel);
   call.taps = call.kernel_h * call.kernel_w;

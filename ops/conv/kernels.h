@@ -18,10 +18,11 @@
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
+//   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
-// CPU `planes` wherever tensors are nchw, `windows`, which is what is neither of these; on a GPU `tensor` and
-// `simt`. What a device does not have, or what cannot compute a call, counts as `automatic`.
+// CPU `planes` wherever tensors are nchw, `windows`, which is what is neither of these; on a GPU `direct`,
+// `tensor` and `simt`. What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -32,7 +33,7 @@
 
 namespace tapedeck {
 
-enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows, simt, tensor };
+enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows, direct, simt, tensor };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.
