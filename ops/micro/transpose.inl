@@ -23,12 +23,12 @@ inline void interleave(V a, V b, V& low, V& high) {
 }
 
 template <class T, class Offset>
-inline void transpose_block(const Transpose<T>& t, std::int64_t i0, std::int64_t j0, Offset offset) {
+inline void transpose_block(const T* in, std::int64_t in_step, T* out, Offset offset) {
   constexpr int B = kBlock<T>;
   using Types = VectorOf<T, B * sizeof(T)>;
   typename Types::type x[B], next[B];
-  TAPEDECK_UNROLL for (int i = 0; i < B; ++i) {
-    x[i] = *reinterpret_cast<const typename Types::unaligned*>(t.in + (i0 + i) * t.in_step + j0);
+  TAPEDECK_UNROLL for (int i = 0; i < B; ++i, in += in_step) {
+    x[i] = *reinterpret_cast<const typename Types::unaligned*>(in);
   }
   TAPEDECK_UNROLL for (int round = 1; round < B; round *= 2) {
     TAPEDECK_UNROLL for (int i = 0; i < B / 2; ++i)
@@ -36,42 +36,48 @@ inline void transpose_block(const Transpose<T>& t, std::int64_t i0, std::int64_t
     TAPEDECK_UNROLL for (int i = 0; i < B; ++i) x[i] = next[i];
   }
   TAPEDECK_UNROLL for (int j = 0; j < B; ++j) {
-    *reinterpret_cast<typename Types::unaligned*>(t.out + offset(j0 + j) + i0) = x[j];
+    *reinterpret_cast<typename Types::unaligned*>(out + offset(j)) = x[j];
   }
 }
 
-/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart.
+/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart. The
+/// last blocks overlap their neighbours.
 template <class T, class Offset>
-inline void transpose_all(const Transpose<T>& t, Offset offset) {
-  constexpr int B = kBlock<T>;
-  constexpr int kLine = 64 / sizeof(T);
-  const std::int64_t rows = t.rows / B * B, columns = t.columns / B * B;
+inline void transpose_all(const Transpose<T> t, Offset offset) {
+  constexpr std::int64_t B = kBlock<T>, kLine = 64 / sizeof(T);
+  if (t.rows < B || t.columns < B) {
+    for (std::int64_t j = 0; j < t.columns; ++j) {
+      T* to = t.out + offset(j);
+      for (std::int64_t i = 0; i < t.rows; ++i) to[i] = t.in[i * t.in_step + j];
+    }
+    return;
+  }
   const auto line_block = [&](std::int64_t i0, std::int64_t j0) {
-    for (std::int64_t i = i0; i < rows && i < i0 + kLine; i += B) {
-      for (std::int64_t j = j0; j < columns && j < j0 + kLine; j += B) transpose_block(t, i, j, offset);
+    for (std::int64_t i = i0; i < t.rows && i < i0 + kLine; i += B) {
+      const std::int64_t row = i < t.rows - B ? i : t.rows - B;
+      for (std::int64_t j = j0; j < t.columns && j < j0 + kLine; j += B) {
+        const std::int64_t column = j < t.columns - B ? j : t.columns - B;
+        transpose_block(t.in + row * t.in_step + column, t.in_step, t.out + row,
+                        [&](std::int64_t k) { return offset(column + k); });
+      }
     }
   };
   if (t.in_step > t.out_step) {
-    for (std::int64_t i = 0; i < rows; i += kLine) {
-      for (std::int64_t j = 0; j < columns; j += kLine) line_block(i, j);
+    for (std::int64_t i = 0; i < t.rows; i += kLine) {
+      for (std::int64_t j = 0; j < t.columns; j += kLine) line_block(i, j);
     }
   } else {
-    for (std::int64_t j = 0; j < columns; j += kLine) {
-      for (std::int64_t i = 0; i < rows; i += kLine) line_block(i, j);
+    for (std::int64_t j = 0; j < t.columns; j += kLine) {
+      for (std::int64_t i = 0; i < t.rows; i += kLine) line_block(i, j);
     }
-  }
-  for (std::int64_t j = 0; j < t.columns; ++j) {
-    const T* from = t.in + j;
-    T* to = t.out + offset(j);
-    for (std::int64_t i = j < columns ? rows : 0; i < t.rows; ++i) to[i] = from[i * t.in_step];
   }
 }
 
 template <class T>
 void transpose(const Transpose<T>& t) {
   if (t.offsets != nullptr) {
-    transpose_all(t, [&](std::int64_t j) { return t.offsets[j]; });
+    transpose_all(t, [offsets = t.offsets](std::int64_t j) { return offsets[j]; });
   } else {
-    transpose_all(t, [&](std::int64_t j) { return j * t.out_step; });
+    transpose_all(t, [step = t.out_step](std::int64_t j) { return j * step; });
   }
 }
