@@ -48,6 +48,7 @@ class Correlate {
   void run() {
     parallel_for(map_.n * map_.groups * bands_, 1, [&](std::int64_t begin, std::int64_t end) {
       const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
+      std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
       const Scratch<T> results(kernels_.plane_rows * result_channel());
       const Scratch<T> joined(w_.to);
       for (std::int64_t i = begin; i < end; ++i) {

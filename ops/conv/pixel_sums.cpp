@@ -60,9 +60,12 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
       std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())), 1, g.n * bands);
   const Scratch<T> parts(part_count == 1 ? 0 : part_count * w.count());
   T* const sums = part_count == 1 ? w.data<T>() : parts.data();
+  const std::int64_t nowhere_else = 0;  // the one phase of x
   parallel_for(part_count * g.groups, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch<T> planes(band.template elements<T>(g.group_co()));
     const Scratch<T> rows(read * x_channel);
+    std::fill_n(planes.data(), band.template elements<T>(g.group_co()), T(0));
+    std::fill_n(rows.data(), read * x_channel, T(0));
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
       T* const out = sums + part * w.count() + group * read * columns;
@@ -75,11 +78,8 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
         for (std::int64_t f = 0; f < read; ++f) {
           const T* in = x.data<T>() + ((n * g.ci + group * read + f) * g.h.in + row) * g.w.in;
           T* to = rows.data() + f * x_channel;
-          for (std::int64_t ih = 0; ih < count; ++ih, in += g.w.in, to += band.pitch) {
-            std::copy_n(in, g.w.in, to);
-            std::fill(to + g.w.in, to + band.pitch, T(0));
-          }
-          std::fill(to, rows.data() + (f + 1) * x_channel, T(0));
+          kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
+          std::fill(to + count * band.pitch, to + x_channel, T(0));
         }
         kernels.pixel_sums({rows.data(), x_channel, planes.data(), offsets.data(), out, columns, read,
                             columns,

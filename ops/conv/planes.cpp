@@ -53,37 +53,36 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
                      std::int64_t row, T* to) const {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t whole = w.from / w.from_step, rest = w.from % w.from_step;
+  const std::int64_t all = rows + h.last - h.first, top = row + h.first;  // rows of a plane and their first
+  const auto wide = static_cast<std::int64_t>(w.planes.size());
   std::vector<std::int64_t> offsets(static_cast<std::size_t>(w.from_step), -1);
-  for (std::size_t i = 0; i < w.planes.size(); ++i) {
-    offsets[static_cast<std::size_t>(w.planes[i])] = static_cast<std::int64_t>(i) * plane;
+  for (std::int64_t k = 0; k < wide; ++k) {
+    offsets[static_cast<std::size_t>(w.planes[static_cast<std::size_t>(k)])] = k * plane;
   }
   const std::int64_t copied = channel == 0 ? 0 : channels;  // without taps on an axis there are no planes
-  for (std::int64_t c = 0; c < copied; ++c, to += channel) {
+  for (std::int64_t c = 0; c < copied; ++c) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
-    for (std::int64_t i = 0; i < rows + h.last - h.first; ++i) {  // in the order of memory
-      T* out = to + i * pitch;
-      for (std::int64_t r : h.planes) {
-        const std::int64_t at = (row + h.first + i) * h.from_step + r;
-        const T* in = image + at * w.from;
-        const bool inside = at >= 0 && at < h.from;
-        if (inside && w.from_step == 1) std::copy_n(in, whole, out - origin);
-        if (inside && w.from_step > 1) {
-          kernels.split({in, out - origin, offsets.data(), w.from_step, whole});
-        }
-        for (std::int64_t k : w.planes) {
-          T* end = out;
-          if (inside) {
-            std::fill_n(out, -origin, T(0));
-            end = out - origin + whole;
-            if (k < rest) *end++ = in[whole * w.from_step + k];
-          }
-          std::fill(end, out + pitch, T(0));
-          out += plane;
+    for (std::int64_t r : h.planes) {
+      const std::int64_t begin = std::clamp<std::int64_t>(-top, 0, all);
+      const std::int64_t end =
+          std::clamp<std::int64_t>(ConvAxis::ceil_div(h.from - r, h.from_step) - top, begin, all);
+      for (std::int64_t k = 0; k < wide; ++k) {
+        std::fill_n(to + k * plane, begin * pitch, T(0));
+        std::fill(to + k * plane + end * pitch, to + (k + 1) * plane, T(0));
+      }
+      const T* in = image + ((top + begin) * h.from_step + r) * w.from;
+      T* out = to + begin * pitch - origin;
+      const std::int64_t in_row = h.from_step * w.from;
+      kernels.split({in, out, offsets.data(), w.from_step, whole, end - begin, in_row, pitch});
+      for (std::int64_t k = 0; k < rest; ++k) {
+        const std::int64_t at = offsets[static_cast<std::size_t>(k)];
+        for (std::int64_t i = 0; at >= 0 && i < end - begin; ++i) {
+          out[at + i * pitch + whole] = in[i * in_row + whole * w.from_step + k];
         }
       }
+      to += wide * plane;
     }
   }
-  std::fill_n(to, pitch + kernels.plane_slack, T(0));
 }
 
 template <class T>

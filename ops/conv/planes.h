@@ -65,7 +65,8 @@ struct PlaneBand {
     return channels * channel + pitch + micro::kernels<T>().plane_slack;
   }
 
-  /// Copies `channels` channels from `first` on of image n for results from row `row` on.
+  /// Copies `channels` channels from `first` on of image n for results from row `row` on. What lies outside
+  /// of the columns is not written: it must be zeros from the beginning.
   template <class T>
   void load(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
             T* to) const;
