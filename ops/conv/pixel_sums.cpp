@@ -8,8 +8,9 @@
 // tap's offset. A tile is a few channels of x with some (t, kh, kw). The zeros of x meet elements of y that
 // its tap does not reach, so what is not finite there spoils the sums.
 //
-// Bands of rows of all images are dealt to a fixed number of parts, each of which sums its own in order; the
-// parts are then added in order, so that results do not depend on the threads.
+// Several images that fit the cache are summed together. Bands of rows of all images are dealt to a fixed
+// number of parts, each of which sums its own in order; the parts are then added in order, so that results do
+// not depend on the threads.
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>
@@ -20,9 +21,10 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kPlaneBytes = 384 << 10;  // of x and y, in the cache of a core
-constexpr std::int64_t kParts = 32;              // of each sum, if there is one group
-constexpr std::int64_t kPartBytes = 8 << 20;     // of all parts
+constexpr std::int64_t kPlaneBytes = 384 << 10;     // of x and y, in the cache of a core
+constexpr std::int64_t kTogetherBytes = 128 << 10;  // of images that are summed together
+constexpr std::int64_t kParts = 16;                 // of each sum, if there is one group
+constexpr std::int64_t kPartBytes = 8 << 20;        // of all parts
 
 template <class T>
 std::int64_t band_rows(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w) {
@@ -56,42 +58,50 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
     }
   }
 
-  const std::int64_t part_count = std::clamp<std::int64_t>(
-      std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())), 1, g.n * bands);
-  const Scratch<T> parts(part_count == 1 ? 0 : part_count * w.count());
-  T* const sums = part_count == 1 ? w.data<T>() : parts.data();
+  const std::int64_t y_image = band.template elements<T>(g.group_co()), x_image = read * x_channel;
+  const std::int64_t most_parts = std::max<std::int64_t>(
+      1, std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())));
+  const std::int64_t together =  // images of an item
+      bands > 1 ? 1
+                : std::clamp<std::int64_t>(
+                      kTogetherBytes / ((x_image + y_image) * static_cast<std::int64_t>(sizeof(T))), 1,
+                      std::max<std::int64_t>(1, g.n / most_parts));
+  const std::int64_t items = (g.n + together - 1) / together * bands, parts = std::min(most_parts, items);
+  const Scratch<T> partial(parts == 1 ? 0 : parts * w.count());
+  T* const sums = parts == 1 ? w.data<T>() : partial.data();
   const std::int64_t nowhere_else = 0;  // the one phase of x
-  parallel_for(part_count * g.groups, 1, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> planes(band.template elements<T>(g.group_co()));
-    const Scratch<T> rows(read * x_channel);
-    std::fill_n(planes.data(), band.template elements<T>(g.group_co()), T(0));
-    std::fill_n(rows.data(), read * x_channel, T(0));
+  parallel_for(parts * g.groups, 1, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch<T> planes(together * y_image), rows(together * x_image);
+    std::fill_n(planes.data(), together * y_image, T(0));
+    std::fill_n(rows.data(), together * x_image, T(0));
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
       T* const out = sums + part * w.count() + group * read * columns;
       std::fill_n(out, read * columns, T(0));
-      for (std::int64_t item = g.n * bands * part / part_count; item < g.n * bands * (part + 1) / part_count;
-           ++item) {
-        const std::int64_t n = item / bands, row = item % bands * band.rows;
-        const std::int64_t count = std::min(band.rows, g.h.in - row);
-        band.load(y, n, group * g.group_co(), g.group_co(), row, planes.data());
-        for (std::int64_t f = 0; f < read; ++f) {
-          const T* in = x.data<T>() + ((n * g.ci + group * read + f) * g.h.in + row) * g.w.in;
-          T* to = rows.data() + f * x_channel;
-          kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
-          std::fill(to + count * band.pitch, to + x_channel, T(0));
+      for (std::int64_t item = items * part / parts; item < items * (part + 1) / parts; ++item) {
+        const std::int64_t first = item / bands * together, row = item % bands * band.rows;
+        const std::int64_t images = std::min(together, g.n - first),
+                           count = std::min(band.rows, g.h.in - row);
+        for (std::int64_t n = 0; n < images; ++n) {
+          band.load(y, first + n, group * g.group_co(), g.group_co(), row, planes.data() + n * y_image);
+          for (std::int64_t f = 0; f < read; ++f) {
+            const T* in = x.data<T>() + (((first + n) * g.ci + group * read + f) * g.h.in + row) * g.w.in;
+            T* to = rows.data() + n * x_image + f * x_channel;
+            kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
+            std::fill(to + count * band.pitch, to + x_channel, T(0));
+          }
         }
+        const std::int64_t whole = (count * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
         kernels.pixel_sums({rows.data(), x_channel, planes.data(), offsets.data(), out, columns, read,
-                            columns,
-                            (count * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes});
+                            columns, whole, images, x_image, y_image});
       }
     }
   });
-  if (part_count == 1) return;
+  if (parts == 1) return;
   parallel_for(w.count(), 1 << 12, [&](std::int64_t begin, std::int64_t end) {
     T* out = w.data<T>();
     std::copy(sums + begin, sums + end, out + begin);
-    for (std::int64_t part = 1; part < part_count; ++part) {
+    for (std::int64_t part = 1; part < parts; ++part) {
       const T* add = sums + part * w.count();
       for (std::int64_t i = begin; i < end; ++i) out[i] += add[i];
     }

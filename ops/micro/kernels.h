@@ -97,6 +97,7 @@ struct PixelSums {
   T* c;
   std::int64_t c_step;
   std::int64_t rows, columns, count;
+  std::int64_t images, a_image, b_image;
 };
 
 /// Phases of rows for r < step, i < count: for kernels.split out[offsets[r] + i] = in[i*step + r], except

@@ -54,13 +54,16 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
   const T* b[J];
   TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] = t.b + t.offsets[column + j];
   Vector<T> sums[M * J] = {};
-  for (std::int64_t p = 0; p < t.count; p += L) {
-    Vector<T> x[M];
-    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
-    TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
-      const Vector<T> y = load(b[j] + p);
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+  for (std::int64_t image = 0; image < t.images; ++image, a += t.a_image) {
+    for (std::int64_t p = 0; p < t.count; p += L) {
+      Vector<T> x[M];
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
+      TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
+        const Vector<T> y = load(b[j] + p);
+        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+      }
     }
+    TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] += t.b_image;
   }
   T results[kGroups * L];
   TAPEDECK_UNROLL for (int group = 0; group < kGroups; ++group) {
