@@ -9,6 +9,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tapedeck/nn/data/image.h>
+#include <tapedeck/nn/data/npy.h>
+#include <tapedeck/nn/data/safetensors.h>
+
 #include "files.h"
 
 namespace tapedeck::data {
@@ -101,6 +105,17 @@ TEST(MappedFile, GivesTheBytes) {
   const MappedFile file(folder / "x");
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()), "bytes");
   EXPECT_TRUE(MappedFile(folder / "empty").bytes().empty());
+}
+
+TEST(Save, NamesThePathOnce) {
+  const std::string why = ": cannot write: No such file or directory";
+  const Tensor image = Tensor::zeros({1, 2, 2});
+  EXPECT_EQ(message_of<Error>([&] {
+              save_safetensors("/nowhere/x", {{"a", image}});
+            }),
+            "save_safetensors: /nowhere/x" + why);
+  EXPECT_EQ(message_of<Error>([&] { save_npy("/nowhere/x", image); }), "save_npy: /nowhere/x" + why);
+  EXPECT_EQ(message_of<Error>([&] { save_png("/nowhere/x", image); }), "save_png: /nowhere/x" + why);
 }
 
 }  // namespace

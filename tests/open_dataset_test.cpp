@@ -1,10 +1,12 @@
 #include <tapedeck/nn/data/open.h>
 
 #include <filesystem>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tapedeck/core/random.h>
 #include <tapedeck/nn/data/image.h>
 #include <tapedeck/nn/data/image_folder.h>
 #include <tapedeck/nn/data/loader.h>
@@ -84,7 +86,7 @@ TEST(ImageFolder, NamesTheBrokenFile) {
 TEST(ImageFolder, ChecksItsArguments) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<Error>([&] { ImageFolder(folder.path().string()); }),
-              HasSubstr("has no .png, .jpg or .jpeg files"));
+              HasSubstr(": there are no .png, .jpg or .jpeg files in this folder or its subfolders"));
   EXPECT_THAT(message_of<Error>([&] { ImageFolder("/nowhere"); }),
               HasSubstr("image_folder: /nowhere: cannot read: No such file or directory"));
   EXPECT_THAT(message_of<Error>([&] { ImageFolder(folder.path(), {.channels = 2}); }),
@@ -101,8 +103,22 @@ TEST(OpenDataset, KnowsSprites) {
   EXPECT_EQ(open_dataset("sprites", {.size = 20})->get(2).to_vector<float>(),
             Sprites({.size = 20}).get(2).to_vector<float>());
   EXPECT_EQ(open_dataset("sprites:size=20", {.size = 10})->image_shape(), (Shape{3, 10, 10}));
-  EXPECT_EQ(error_of("sprites:count=x"), "open_dataset: sprites: count \"x\" is not a number");
-  EXPECT_EQ(error_of("sprites:count=7z"), "open_dataset: sprites: count \"7z\" is not a number");
+  // Drawn as large as is needed, and cropped: never enlarged.
+  const Tensor tall = open_dataset("sprites", {.size = {9, 20}})->get(2),
+               whole = Sprites({.size = 20}).get(2);
+  ASSERT_EQ(tall.shape(), (Shape{3, 9, 20}));
+  const int above = (20 - 9) / 2;
+  for (int k = 0; k < 3 * 9 * 20; ++k) {
+    const int c = k / (9 * 20), y = k / 20 % 9, x = k % 20;
+    EXPECT_NEAR(tall.data<float>()[k], whole.data<float>()[(c * 20 + y + above) * 20 + x], 1e-6) << k;
+  }
+  EXPECT_EQ(error_of("sprites:count=x"),
+            "open_dataset: sprites: count \"x\" is not a whole number, or too large");
+  EXPECT_EQ(error_of("sprites:count=7z"),
+            "open_dataset: sprites: count \"7z\" is not a whole number, or too large");
+  EXPECT_EQ(error_of("sprites:size=5000"), "sprites: size 5000 is not legal; legal is 1 to 4096");
+  EXPECT_EQ(error_of("sprites:count=2000000000"),
+            "sprites: count 2000000000 is not legal; legal is 0 to 1000000000");
   EXPECT_EQ(error_of("sprites:colour=1"),
             "open_dataset: sprites: \"colour\" is unknown; legal are count, size and seed");
   EXPECT_THAT(error_of("sprites:"), HasSubstr("\"\" is unknown"));
@@ -130,6 +146,30 @@ TEST(OpenDataset, KnowsFilesByTheirContent) {
   EXPECT_EQ(open_dataset(folder.path())->image_shape(), (Shape{1, 1, 2}));  // the only one in the folder
   write_text(folder / "u-images-idx3-ubyte", images);
   EXPECT_THAT(error_of(folder.path()), HasSubstr("has several IDX files; name one, such as "));
+}
+
+TEST(OpenDataset, NamesTheFirstValueOutsideItsRange) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "images.npy";
+  const std::string tail = "; legal are 0 to 1, or uint8 elements, which are divided by 255";
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [value, text] : {std::pair{1.5f, "1.5"}, {-0.25f, "-0.25"}, {nan, "nan"}}) {
+    for (const DType dtype : {DType::float64, DType::float32, DType::float16}) {
+      for (const std::int64_t image : {0, 700, 999}) {
+        Tensor images = rand({1000, 3, 8, 8});
+        images.data<float>()[image * 3 * 8 * 8 + 190] = value;
+        if (image == 700) images.data<float>()[900 * 3 * 8 * 8] = 77;  // a later one
+        save_npy(path, images.to(dtype));
+        EXPECT_EQ(error_of(path),
+                  concat("open_dataset: ", path, ": image ", image, " has the value ", text, tail));
+      }
+    }
+  }
+  save_npy(path, Tensor::from({0.0, 1.0, 0.5, -0.0}, {2, 1, 1, 2}));
+  EXPECT_EQ(open_dataset(path)->size(), 2);
+  // An IDX file of one float image, 1 x 1, of 2 (0x40000000).
+  write_text(path, std::string("\0\0\x0d\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01\x40\0\0\0", 20));
+  EXPECT_EQ(error_of(path), concat("open_dataset: ", path, ": image 0 has the value 2", tail));
 }
 
 TEST(OpenDataset, KnowsFoldersOfImages) {

@@ -129,7 +129,8 @@ std::vector<std::byte> encode_png(const Tensor& image) {
 }
 
 void save_png(const std::string& path, const Tensor& image) {
-  detail::naming(concat("save_png: ", path), [&] { write_atomically(path, encode(image)); });
+  const auto bytes = detail::naming(concat("save_png: ", path), [&] { return encode(image); });
+  detail::naming("save_png", [&] { write_atomically(path, bytes); });  // a file's errors have its path
 }
 
 Tensor make_grid(const Tensor& images, const GridOptions& options) {

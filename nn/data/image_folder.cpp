@@ -34,7 +34,8 @@ std::vector<std::string> find_images(const std::string& folder) {
   } catch (const fs::filesystem_error& error) {
     throw Error(concat("image_folder: ", folder, ": cannot read: ", error.code().message()));
   }
-  check(!paths.empty(), "image_folder: ", folder, ": has no .png, .jpg or .jpeg files");
+  check(!paths.empty(), "image_folder: ", folder,
+        ": there are no .png, .jpg or .jpeg files in this folder or its subfolders");
   std::sort(paths.begin(), paths.end());
   return paths;
 }

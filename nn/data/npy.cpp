@@ -229,8 +229,8 @@ Tensor load_npy(const std::string& path) {
 }
 
 void save_npy(const std::string& path, const Tensor& tensor) {
-  detail::naming(concat("save_npy: ", path), [&] {
-    check(tensor.defined(), "the tensor is undefined");
+  check(tensor.defined(), "save_npy: ", path, ": the tensor is undefined");
+  detail::naming("save_npy", [&] {  // a file's errors have its path
     const Tensor legal = tensor.dtype() == DType::bfloat16 ? tensor.to(DType::float32) : tensor;
     const Tensor plain = legal.to(Layout::nchw).to(Device{});
     AtomicFile file(path);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include <tapedeck/core/parallel.h>
 #include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
 #include <tapedeck/nn/data/image_folder.h>
@@ -50,7 +51,7 @@ SpritesOptions parse_sprites(std::string_view text, std::int64_t default_size) {
     const char* end = value.data() + value.size();
     const auto [next, error] = std::from_chars(value.data(), end, out);
     check(error == std::errc{} && next == end, "open_dataset: sprites: ", key, " \"", value,
-          "\" is not a number");
+          "\" is not a whole number, or too large");
   };
   while (!text.empty()) {
     text.remove_prefix(1);  // ':' or ','
@@ -81,13 +82,39 @@ std::string labels_beside(std::string path) {
   return fs::is_regular_file(path) ? path : "";
 }
 
+/// Throws Error for the first image with a value outside [0,1].
+void check_values(const std::string& path, const TensorDataset& dataset) {
+  if (dataset.images().dtype() == DType::uint8) return;
+  const std::int64_t images = dataset.size(), values = dataset.image_shape().count();
+  std::vector<float> wrong(static_cast<std::size_t>(images), 0);  // a value of each image; 0: none is wrong
+  parallel_for(images, 1 + (1 << 16) / (values + 1), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> image(static_cast<std::size_t>(values));
+    for (std::int64_t i = begin; i < end; ++i) {
+      dataset.read(i, image);
+      const auto found =
+          std::find_if(image.begin(), image.end(), [](float v) { return !(v >= 0 && v <= 1); });
+      if (found != image.end()) wrong[static_cast<std::size_t>(i)] = *found;
+    }
+  });
+  const auto first = std::find_if(wrong.begin(), wrong.end(), [](float v) { return v != 0; });
+  check(first == wrong.end(), "open_dataset: ", path, ": image ", first - wrong.begin(), " has the value ",
+        first == wrong.end() ? 0 : *first, "; legal are 0 to 1, or uint8 elements, which are divided by 255");
+}
+
+template <class D, class... Arguments>
+std::shared_ptr<const Dataset> open_checked(const std::string& path, Arguments&&... arguments) {
+  auto dataset = std::make_shared<D>(path, std::forward<Arguments>(arguments)...);
+  check_values(path, *dataset);
+  return dataset;
+}
+
 std::shared_ptr<const Dataset> open_file(const std::string& path) {
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   using namespace std::string_view_literals;
-  if (text.starts_with("\x93NUMPY")) return std::make_shared<NpyDataset>(path);
+  if (text.starts_with("\x93NUMPY")) return open_checked<NpyDataset>(path);
   if (text.starts_with("\x1f\x8b") || text.starts_with("\0\0"sv)) {
-    return std::make_shared<IdxDataset>(path, labels_beside(path));
+    return open_checked<IdxDataset>(path, labels_beside(path));
   }
   const bool image = text.starts_with("\x89PNG") || text.starts_with("\xff\xd8\xff");
   throw Error(concat("open_dataset: ", path, ": ",
@@ -112,8 +139,8 @@ std::shared_ptr<const Dataset> open_folder(const std::string& path, const OpenOp
 std::shared_ptr<const Dataset> open_any(const std::string& spec, const OpenOptions& options) {
   constexpr std::string_view kSprites = "sprites";
   if (spec == kSprites || spec.starts_with("sprites:")) {
-    return std::make_shared<Sprites>(
-        parse_sprites(std::string_view(spec).substr(kSprites.size()), options.size.h));
+    return std::make_shared<Sprites>(parse_sprites(std::string_view(spec).substr(kSprites.size()),
+                                                   std::max(options.size.h, options.size.w)));
   }
   std::error_code error;
   const fs::file_status status = fs::status(spec, error);

@@ -22,7 +22,8 @@ struct OpenOptions {
 /// - a folder of PNG or JPEG images, or one with an IDX file of images;
 /// - an IDX file, also gzipped; "...labels-idx1..." beside "...images-idx3..." holds its labels;
 /// - a .npy file.
-/// Files are told by their content. Throws Error, listing the legal forms, for anything else.
+/// Files are told by their content. Throws Error, listing the legal forms, for anything else, and, naming
+/// the image, for floating-point values outside [0,1].
 std::shared_ptr<const Dataset> open_dataset(const std::string& spec, const OpenOptions& options = {});
 
 }  // namespace tapedeck::data

@@ -283,13 +283,15 @@ StateDict load_safetensors(const std::string& path, Metadata* metadata) {
 }
 
 void save_safetensors(const std::string& path, const StateDict& tensors, const Metadata& metadata) {
-  detail::naming(concat("save_safetensors: ", path), [&] {
-    StateDict sorted = tensors;
+  StateDict sorted = tensors;
+  const std::string header = detail::naming(concat("save_safetensors: ", path), [&] {
     for (const auto& [name, tensor] : sorted) check(tensor.defined(), "tensor \"", name, "\" is undefined");
     std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
       return std::pair(rank_of(a.second.dtype()), a.first) < std::pair(rank_of(b.second.dtype()), b.first);
     });
-    const std::string header = encode_header(sorted, metadata);
+    return encode_header(sorted, metadata);
+  });
+  detail::naming("save_safetensors", [&] {  // a file's errors have its path
     AtomicFile file(path);
     file.write(header);
     for (const auto& [name, tensor] : sorted) {

@@ -102,15 +102,18 @@ std::string to_string(SpriteShape shape) {
 }
 
 Tensor render_sprite(const SpriteFactors& factors, std::int64_t size) {
-  check(size >= 1, "render_sprite: size ", size, " is not legal; legal is 1 or more");
+  check(size >= 1 && size <= kMaxSpriteSize, "render_sprite: size ", size, " is not legal; legal is 1 to ",
+        kMaxSpriteSize);
   Tensor image = Tensor::empty({3, size, size});
   render(factors, size, {image.data<float>(), static_cast<std::size_t>(image.count())});
   return image;
 }
 
 Sprites::Sprites(const SpritesOptions& options) : options_(options) {
-  check(options.count >= 0, "sprites: count ", options.count, " is not legal; legal is 0 or more");
-  check(options.size >= 1, "sprites: size ", options.size, " is not legal; legal is 1 or more");
+  check(options.count >= 0 && options.count <= kMaxSprites, "sprites: count ", options.count,
+        " is not legal; legal is 0 to ", kMaxSprites);
+  check(options.size >= 1 && options.size <= kMaxSpriteSize, "sprites: size ", options.size,
+        " is not legal; legal is 1 to ", kMaxSpriteSize);
 }
 
 SpriteFactors Sprites::factors(std::int64_t i) const {

@@ -11,6 +11,7 @@ namespace tapedeck::data {
 
 enum class SpriteShape : std::uint8_t { square, ellipse, triangle, heart };
 inline constexpr int kSpriteShapes = 4;
+inline constexpr std::int64_t kMaxSpriteSize = 4096, kMaxSprites = 1'000'000'000;
 
 /// "square" and so on.
 std::string to_string(SpriteShape shape);
@@ -23,7 +24,8 @@ struct SpriteFactors {
   double x = 0, y = 0;  ///< [-1,1]: how far the circle is from the middle to the right and the lower edge
 };
 
-/// The picture of `factors`: float32 [3,size,size], with smooth edges. Throws Error when size < 1.
+/// The picture of `factors`: float32 [3,size,size], with smooth edges. Throws Error unless 1 <= size <=
+/// kMaxSpriteSize.
 Tensor render_sprite(const SpriteFactors& factors, std::int64_t size);
 
 struct SpritesOptions {
@@ -35,7 +37,7 @@ struct SpritesOptions {
 /// Sprites with random factors. Element i depends on (seed, size, i) only; its label is its shape.
 class Sprites final : public Dataset {
  public:
-  /// Throws Error for a negative count and a size below 1.
+  /// Throws Error unless 0 <= count <= kMaxSprites and 1 <= size <= kMaxSpriteSize.
   explicit Sprites(const SpritesOptions& options = {});
 
   std::int64_t size() const override { return options_.count; }
