@@ -36,8 +36,7 @@ nn::Sequential make_decoder(const Shape& image) {
           {.in_channels = 64, .out_channels = 32, .kernel_size = 4, .stride = 2, .padding = 1}),
       nn::LeakyReLU({.negative_slope = 0.1}),
       nn::ConvTranspose2d(
-          {.in_channels = 32, .out_channels = image[0], .kernel_size = 4, .stride = 2, .padding = 1}),
-      nn::Sigmoid());
+          {.in_channels = 32, .out_channels = image[0], .kernel_size = 4, .stride = 2, .padding = 1}));
 }
 
 void run(const std::string& source, int steps, const std::string& picture) {

@@ -7,10 +7,11 @@
 // image j's in 10 steps. The checkpoint holds all that is needed: the model's description, its weights
 // and the codes.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -37,13 +38,20 @@ Variable random_codes(const Variable& codes, std::int64_t count) {
 }
 
 Variable codes_between(const Variable& codes, std::int64_t i, std::int64_t j) {
-  for (const std::int64_t k : {i, j}) {
-    check(k >= 0 && k < codes.size(0), "image ", k, ": legal are 0 to ", codes.size(0) - 1);
-  }
   const Variable from = slice(codes, 0, i, i + 1), to = slice(codes, 0, j, j + 1);
   Variables steps;
   for (int k = 0; k < 10; ++k) steps.push_back(from * (1 - k / 9.0) + to * (k / 9.0));
   return cat(steps, 0);
+}
+
+/// Throws Error, naming `what`, unless `text` is a whole number from `least` to `most`.
+std::int64_t number(const char* what, const std::string& text, std::int64_t least, std::int64_t most) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [next, error] = std::from_chars(text.data(), end, value);
+  check(error == std::errc() && next == end && value >= least && value <= most, what, " \"", text,
+        "\" is not legal; legal are whole numbers from ", least, " to ", most);
+  return value;
 }
 
 void run(const std::vector<std::string>& arguments) {
@@ -58,7 +66,8 @@ void run(const std::vector<std::string>& arguments) {
   nn::Sequential decoder = nn::ModelDescription::parse(metadata["model"], path).build();
   decoder.load_state_dict(part_of(state, "decoder."));
   if (const nn::StateDict averages = part_of(state, "average."); !averages.empty()) {
-    // Weights averaged over the training are better than the last ones.
+    // Weights averaged over the training are better than the last ones. Running statistics of batch
+    // normalisation are averages already.
     const Variables parameters = decoder.parameters();
     for (const auto& [name, tensor] : averages) {
       if (name.starts_with("average.")) parameters.at(std::stoul(name.substr(8))).tensor().copy_(tensor);
@@ -72,12 +81,16 @@ void run(const std::vector<std::string>& arguments) {
   Variable chosen;
   std::string picture;
   if (arguments[1] == "random") {
-    manual_seed(std::stoull(argument(4, "0")));
-    chosen = random_codes(codes, std::max(1, std::stoi(argument(2, "64"))));
+    const std::int64_t count = number("count", argument(2, "64"), 1, 10000);
+    manual_seed(static_cast<std::uint64_t>(
+        number("seed", argument(4, "0"), 0, std::numeric_limits<std::int64_t>::max())));
+    chosen = random_codes(codes, count);
     picture = argument(3, "random.png");
   } else {
     check(arguments[1] == "between" && arguments.size() >= 4, "legal are: random, and between i j");
-    chosen = codes_between(codes, std::stoll(arguments[2]), std::stoll(arguments[3]));
+    const std::int64_t last = codes.size(0) - 1;
+    chosen =
+        codes_between(codes, number("image", arguments[2], 0, last), number("image", arguments[3], 0, last));
     picture = argument(4, "between.png");
   }
   data::save_png(picture, data::make_grid(decoder(chosen).tensor(),
@@ -96,6 +109,7 @@ int main(int argc, char** argv) {
   }
   try {
     run({argv + 1, argv + argc});
+    check(std::fflush(stdout) == 0, "stdout cannot be written");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "infer_decoder: %s\n", error.what());
     return 1;

@@ -19,12 +19,10 @@ int fail(int status, std::string text) {
   return status;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   try {
     const train_decoder::Options options = train_decoder::parse_options(argc, argv);
-    if (options.threads > 0) tapedeck::set_num_threads(options.threads);
+    tapedeck::set_num_threads(options.threads > 0 ? options.threads : tapedeck::num_threads());
     if (options.info) {
       train_decoder::print_info(options);
       return 0;
@@ -39,4 +37,12 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return fail(1, error.what());
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int status = run(argc, argv);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return fail(status != 0 ? status : 1, "stdout cannot be written");
 }

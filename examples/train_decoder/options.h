@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <tapedeck/core/shape.h>
 
@@ -74,8 +75,12 @@ struct ParserExit {
 /// tapedeck::Error when the run to resume cannot be read.
 Options parse_options(int argc, const char* const* argv);
 
-/// The configuration as JSON, and back. Throws tapedeck::Error, naming `source`, for other text.
+/// The configuration as JSON, and back. Throws tapedeck::Error, naming `source` and the key, for a key that
+/// is missing or unknown and for a value that its flag does not take.
 std::string to_json(const Options& options);
 Options options_from_json(const std::string& text, const std::string& source);
+
+/// All flags but --help, such as "--data".
+std::vector<std::string> flags();
 
 }  // namespace train_decoder

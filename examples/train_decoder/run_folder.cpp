@@ -1,9 +1,14 @@
 #include "run_folder.h"
 
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -51,16 +56,34 @@ std::string plain_name(const std::string& text) {
 
 }  // namespace
 
+FolderLock::FolderLock(const std::string& path)
+    : folder_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (folder_ < 0 || ::flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(folder_);
+  throw tapedeck::Error(concat(path, ": another train_decoder is training this run"));
+}
+
+FolderLock::~FolderLock() {
+  if (folder_ >= 0) ::close(folder_);
+}
+
+RunFolder RunFolder::locked(std::string path) {
+  RunFolder folder(std::move(path));
+  folder.lock_ = std::make_shared<const FolderLock>(folder.path_);
+  return folder;
+}
+
 RunFolder RunFolder::create(const std::string& path, const std::string& data, const std::string& model) {
   std::error_code error;
   if (!path.empty()) {
     fs::create_directories(path, error);
     check(!error && fs::is_directory(path), "--out ", path,
           ": cannot make this folder: ", error ? error.message() : "there is a file of that name");
-    check(!fs::exists(RunFolder(path).config()), "--out ", path,
+    RunFolder folder = locked(path);  // before it looks: of two that want the folder one is late
+    check(!fs::exists(folder.config()), "--out ", path,
           ": there is a run in this folder already; continue it with --resume ", path, ", or choose another");
     check(fs::is_empty(path, error), "--out ", path, ": this folder is not empty");
-    return RunFolder(path);
+    return folder;
   }
   fs::create_directories("runs", error);
   check(!error, "cannot make the folder runs: ", error.message());
@@ -68,7 +91,7 @@ RunFolder RunFolder::create(const std::string& path, const std::string& data, co
     const std::string name = concat("runs/", plain_name(data), "-", plain_name(model), "-", number);
     const bool made = fs::create_directory(name, error);
     check(!error, "cannot make the folder ", name, ": ", error.message());
-    if (made) return RunFolder(name);
+    if (made) return locked(name);
   }
 }
 

@@ -3,18 +3,34 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace train_decoder {
 
+/// Keeps a folder from other processes that ask for it in this way, until it or the process ends.
+class FolderLock {
+ public:
+  /// Throws tapedeck::Error when another process has it. A file system without locks grants all.
+  explicit FolderLock(const std::string& path);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int folder_;
+};
+
 class RunFolder {
  public:
-  /// Makes a new folder: `path`, which must not hold anything yet, or when it is empty the first
+  /// Makes and locks a new folder: `path`, which must not hold anything yet, or when it is empty the first
   /// runs/<data>-<model>-<number> that does not exist. Throws tapedeck::Error when that is impossible.
   static RunFolder create(const std::string& path, const std::string& data, const std::string& model);
-  /// The folder of an earlier run.
+  /// The folder of an earlier run, to read.
   explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  /// The same, to write. Throws tapedeck::Error when another process does.
+  static RunFolder locked(std::string path);
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -27,6 +43,7 @@ class RunFolder {
 
  private:
   std::string path_;
+  std::shared_ptr<const FolderLock> lock_;
 };
 
 /// A line of metrics.csv: means over the steps since the line before.

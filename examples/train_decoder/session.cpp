@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <optional>
+
+#include <tapedeck/core/backend.h>
 
 #include "interrupt.h"
 #include "models.h"
@@ -42,21 +45,25 @@ class Timer {
   Clock::time_point last_ = Clock::now();
 };
 
-/// Sums over the steps since the last line of metrics. Part of a checkpoint, so that the lines of a
-/// resumed run are those of an unbroken one.
+/// Sums over the steps since the last line of metrics, and the learning rates of the last of them. Part of a
+/// checkpoint, so that the lines of a resumed run are those of an unbroken one.
 struct Meter {
-  double loss = 0, psnr = 0, steps = 0;
+  double loss = 0, psnr = 0;
+  std::int64_t steps = 0;
+  double lr = 0, code_lr = 0;
 
-  void add(const StepResult& result) {
+  void add(const StepResult& result, const Trainer& trainer) {
     loss += result.loss;
     psnr += result.psnr;
     ++steps;
+    lr = trainer.lr();
+    code_lr = trainer.code_lr();
   }
-  Tensor tensor() const { return Tensor::from({loss, psnr, steps}, {3}); }
+  Tensor tensor() const { return Tensor::from({loss, psnr, static_cast<double>(steps), lr, code_lr}, {5}); }
   static Meter from(const Tensor& tensor) {
     const auto values = tensor.to_vector<double>();
-    check(values.size() == 3, "checkpoint: meter is not 3 numbers");
-    return {values[0], values[1], values[2]};
+    check(values.size() == 5, "checkpoint: meter is not 5 numbers");
+    return {values[0], values[1], static_cast<std::int64_t>(values[2]), values[3], values[4]};
   }
 };
 
@@ -100,6 +107,7 @@ Length length_of(const Options& options, std::int64_t images) {
 }
 
 nn::ModelDescription describe_model(const Options& options, const Shape& image) {
+  if (!options.resume.empty()) return nn::ModelDescription::load(RunFolder(options.resume).model());
   if (options.model == "small" || options.model == "dcgan") {
     return nn::ModelDescription::parse(decoder_description(options.model, options.latent, image),
                                        options.model);
@@ -112,42 +120,67 @@ nn::ModelDescription describe_model(const Options& options, const Shape& image) 
 std::shared_ptr<const data::Dataset> open_data(const Options& options) {
   auto dataset =
       data::open_dataset(options.data, {.size = parse_size(options.size), .channels = options.channels});
-  check(dataset->size() > 0, "--data ", options.data, ": there are no images");
+  const Shape image = dataset->image_shape();
+  check(dataset->size() > 0 && image.count() > 0, "--data ", options.data, ": has ", dataset->size(),
+        " images ", image, ", which leaves nothing to learn");
   return dataset;
+}
+
+/// `data` by a name that holds in every current directory.
+std::string absolute(const std::string& data) {
+  if (data == "sprites" || data.starts_with("sprites:")) return data;
+  return std::filesystem::absolute(data).lexically_normal();
+}
+
+/// checkpoint.safetensors: all that the next steps depend on.
+struct Checkpoint {
+  nn::StateDict state;  // empty: there is none yet
+  data::Metadata metadata;
+};
+
+/// Throws tapedeck::Error when the checkpoint is not of this model.
+Checkpoint load_checkpoint(const RunFolder& folder, const nn::ModelDescription& description) {
+  Checkpoint checkpoint;
+  if (!std::filesystem::exists(folder.checkpoint())) return checkpoint;
+  checkpoint.state = data::load_safetensors(folder.checkpoint(), &checkpoint.metadata);
+  check(checkpoint.metadata.contains("model"), folder.checkpoint(), ": not a checkpoint of train_decoder");
+  check(checkpoint.metadata["model"] == description.text(), folder.model(), ": is not the model of ",
+        folder.checkpoint(), "; put it back, or start a run of its own with --model ", folder.model());
+  return checkpoint;
 }
 
 /// A run and everything that belongs to it.
 class Session {
  public:
-  /// Goes on from the folder's checkpoint, if there is one.
+  /// Goes on from the checkpoint, if there is one.
   Session(const Options& options, const RunFolder& folder, const nn::ModelDescription& description,
-          Length length, Trainer& trainer)
+          Length length, Trainer& trainer, Checkpoint checkpoint)
       : options_(options),
         folder_(folder),
         description_(description),
         length_(length),
         trainer_(trainer),
-        seconds_before_(load()),
-        metrics_(folder.metrics(), trainer.steps()),
+        seconds_before_(load(std::move(checkpoint.state))),
+        saved_step_(trainer.steps()),
+        metrics_(folder.metrics(), trainer.steps() - meter_.steps),  // later lines come anew
         display_(options.quiet) {}
 
   /// Trains to the end, or until a signal comes. Returns the exit status.
   int run() {
     // Only now, when the checkpoint is loaded and nothing can be wrong with what was asked for.
+    Options stored = options_;
+    stored.data = absolute(options_.data);
     data::write_atomically(folder_.model(), description_.text());
-    data::write_atomically(folder_.config(), to_json(options_));
+    data::write_atomically(folder_.config(), to_json(stored));
     const InterruptGuard guard;
-    Timer checkpoints(options_.checkpoint_every), pictures(options_.sample_every);
-    while (!over() && !stopped()) {
-      step();
-      if (over() || stopped()) break;
-      if (checkpoints.due(trainer_.steps())) save();
-      if (pictures.due(trainer_.steps())) write_pictures(trainer_, metrics_, folder_);
+    try {
+      train();
+    } catch (const std::exception& error) {
+      display_.end_line();
+      if (!rescue()) throw;
+      throw Error(concat(error.what(), "; what was learned until step ", saved_step_,
+                         " is saved: ", resume_command()));
     }
-    if (recent_.any()) display_.show(progress(), true);
-    display_.end_line();
-    save();
-    write_pictures(trainer_, metrics_, folder_);
     return over() ? finish() : stop();
   }
 
@@ -160,23 +193,48 @@ class Session {
            (options_.stop_at > 0 && trainer_.steps() >= options_.stop_at);
   }
 
+  void train() {
+    Timer checkpoints(options_.checkpoint_every), pictures(options_.sample_every);
+    log();  // a line that an error kept from being written
+    while (!over() && !stopped()) {
+      step();
+      if (over() || stopped()) break;
+      if (checkpoints.due(trainer_.steps())) save();
+      if (pictures.due(trainer_.steps())) write_pictures(trainer_, metrics_, folder_);
+    }
+    if (recent_.any()) display_.show(progress(), true);
+    display_.end_line();
+    save();
+    if (meter_.steps > 0) write_metrics();  // of an interval that may still grow: the meter goes on
+    write_pictures(trainer_, metrics_, folder_);
+  }
+
   void step() {
     const auto before = Clock::now();
     const StepResult result = trainer_.step(fraction());
     recent_.add(result, seconds_since(before));
-    meter_.add(result);
-    if (trainer_.steps() % options_.log_every == 0) {
-      metrics_.append({.step = trainer_.steps(),
-                       .epoch = trainer_.epoch(),
-                       .seconds = elapsed(),
-                       .loss = meter_.loss / meter_.steps,
-                       .psnr = meter_.psnr / meter_.steps,
-                       .lr = trainer_.lr(),
-                       .code_lr = trainer_.code_lr(),
-                       .images_per_second = recent_.images_per_second()});
-      meter_ = {};
-    }
+    meter_.add(result, trainer_);
+    log();
     display_.show(progress());
+  }
+
+  /// Ends an interval of metrics.csv, if this step does.
+  void log() {
+    if (meter_.steps == 0 || trainer_.steps() % options_.log_every != 0) return;
+    write_metrics();
+    meter_ = {};
+  }
+
+  void write_metrics() {
+    const auto steps = static_cast<double>(meter_.steps);
+    metrics_.append({.step = trainer_.steps(),
+                     .epoch = trainer_.epoch(),
+                     .seconds = elapsed(),
+                     .loss = meter_.loss / steps,
+                     .psnr = meter_.psnr / steps,
+                     .lr = meter_.lr,
+                     .code_lr = meter_.code_lr,
+                     .images_per_second = recent_.images_per_second()});
   }
 
   Progress progress() const {
@@ -189,10 +247,9 @@ class Session {
             .seconds_left = here > 0 ? (1 - done) / here * seconds_since(start_) : 0};
   }
 
-  /// Continues from the checkpoint. Returns the seconds that the run took before.
-  double load() {
-    if (!std::filesystem::exists(folder_.checkpoint())) return 0;
-    nn::StateDict state = data::load_safetensors(folder_.checkpoint());
+  /// Continues from `state`, if there is any. Returns the seconds that the run took before.
+  double load(nn::StateDict state) {
+    if (state.empty()) return 0;
     std::erase_if(state, [&](const auto& entry) {
       if (entry.first != "meter") return false;
       meter_ = Meter::from(entry.second);
@@ -218,11 +275,26 @@ class Session {
                             {"latent", std::to_string(options_.latent)},
                             {"image", concat(image[0], "x", image[1], "x", image[2])}});
     write_status(folder_.status(), {.step = trainer_.steps(), .seconds = elapsed()});
+    saved_step_ = trainer_.steps();
   }
 
+  /// After an error: saves what was learned since the last checkpoint, if it is worth anything. Returns
+  /// whether it did.
+  bool rescue() {
+    if (!trainer_.whole() || trainer_.steps() == saved_step_) return false;
+    try {
+      save();
+      return true;
+    } catch (const std::exception&) {
+      return false;  // the first error tells more
+    }
+  }
+
+  std::string resume_command() const { return concat("train_decoder --resume ", folder_.path(), " goes on"); }
+
   int stop() {
-    std::printf("stopped after step %lld; train_decoder --resume %s goes on\n",
-                static_cast<long long>(trainer_.steps()), folder_.path().c_str());
+    std::printf("stopped after step %lld; %s\n", static_cast<long long>(trainer_.steps()),
+                resume_command().c_str());
     const int signal = InterruptGuard::signal_received();
     return signal ? 128 + signal : 0;
   }
@@ -249,6 +321,7 @@ class Session {
   Meter meter_;
   Recent recent_;
   double fraction_before_ = 0, seconds_before_;
+  std::int64_t saved_step_;
   Metrics metrics_;
   ProgressDisplay display_;
   Clock::time_point start_ = Clock::now();
@@ -283,16 +356,20 @@ void print_info(const Options& options) {
 }
 
 int train(const Options& options) {
+  check(options.device == "cpu" || has_cuda_backend(), "--device ", options.device,
+        ": this build of train_decoder has no CUDA; legal is cpu");
   const bool resume = !options.resume.empty();
-  const RunFolder earlier(options.resume);
+  std::optional<RunFolder> folder;
+  if (resume) folder = RunFolder::locked(options.resume);
   const auto dataset = open_data(options);
-  const nn::ModelDescription description =
-      resume ? nn::ModelDescription::load(earlier.model()) : describe_model(options, dataset->image_shape());
+  const nn::ModelDescription description = describe_model(options, dataset->image_shape());
+  Checkpoint checkpoint;
+  if (resume) checkpoint = load_checkpoint(*folder, description);
   const Length length = length_of(options, dataset->size());
   Trainer trainer(options, dataset, description, length.steps);
-  if (!resume || !std::filesystem::exists(earlier.checkpoint())) trainer.initialise();
-  const RunFolder folder = resume ? earlier : RunFolder::create(options.out, options.data, options.model);
-  return Session(options, folder, description, length, trainer).run();
+  if (checkpoint.state.empty()) trainer.initialise();
+  if (!resume) folder = RunFolder::create(options.out, options.data, options.model);
+  return Session(options, *folder, description, length, trainer, std::move(checkpoint)).run();
 }
 
 }  // namespace train_decoder

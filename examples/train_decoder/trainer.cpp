@@ -149,8 +149,9 @@ Variable Trainer::loss(const Variable& codes, const Variable& images, Variable& 
 }
 
 StepResult Trainer::step(double fraction) {
+  const data::Batch& batch = next_batch();  // may throw, for files, with the state still whole
+  whole_ = false;
   advance_schedule(fraction);
-  const data::Batch& batch = next_batch();
   const Tensor images = batch.images.to(device_), indices = batch.indices.to(device_);
   decoder_.train();
   optimizer_->zero_grad();
@@ -168,6 +169,7 @@ StepResult Trainer::step(double fraction) {
   if (options_.unit_ball) project_codes();
   if (average_) average_->update();
   ++steps_;
+  whole_ = true;
 
   const std::vector<double> quality = psnr(output.tensor(), images);
   for (const double value : quality) result.psnr += value / static_cast<double>(quality.size());

@@ -43,6 +43,8 @@ class Trainer {
   StepResult step(double fraction);
 
   std::int64_t steps() const { return steps_; }
+  /// Whether state_dict() is that between two steps: no step that began to compute has thrown.
+  bool whole() const { return whole_; }
   std::int64_t epoch() const { return loader_.epoch(); }
   double lr() const { return optimizer_->groups()[0].lr; }
   double code_lr() const { return optimizer_->groups()[1].lr; }
@@ -51,7 +53,8 @@ class Trainer {
   /// The codes of images, [k, latent].
   tapedeck::Tensor codes(const std::vector<std::int64_t>& images) const;
   /// What codes [k, latent] decode to, on the CPU, in evaluation mode and with the averaged weights if
-  /// there are such.
+  /// there are such. Buffers (the running statistics of batch normalisation) are those of training: they
+  /// are averages already, and torch.optim.swa_utils.AveragedModel copies them, too.
   tapedeck::Tensor decode(const tapedeck::Tensor& codes);
   /// The mean over all images of their PSNR. `stop()` is asked between batches; NaN when it says so.
   double mean_psnr(const std::function<bool()>& stop);
@@ -80,6 +83,7 @@ class Trainer {
   tapedeck::data::DataLoader loader_;
   std::optional<tapedeck::data::DataLoader::Iterator> batch_;
   std::int64_t length_, steps_ = 0;
+  bool whole_ = true;
 };
 
 }  // namespace train_decoder
