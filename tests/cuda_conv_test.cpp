@@ -24,9 +24,10 @@ class CudaConv : public CudaTest {
 template <class F>
 void for_each_algorithm(F f) {
   for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::direct, ConvAlgorithm::simt,
-                                  ConvAlgorithm::tensor, ConvAlgorithm::automatic}) {
+                                  ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
-      const bool multiplies = algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::automatic;
+      const bool multiplies = algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
+                              algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       set_conv_algorithm(algorithm);
       set_float32_precision(precision);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
-    ConvAlgorithm::direct,    ConvAlgorithm::simt,      ConvAlgorithm::tensor};
+    ConvAlgorithm::direct,    ConvAlgorithm::simt,      ConvAlgorithm::tensor, ConvAlgorithm::wgmma};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -43,6 +43,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "simt";
     case ConvAlgorithm::tensor:
       return "tensor";
+    case ConvAlgorithm::wgmma:
+      return "wgmma";
     case ConvAlgorithm::automatic:
       break;
   }

@@ -11,16 +11,18 @@ namespace tapedeck::cu {
 namespace {
 
 /// `natural`: what is taken unless an algorithm is forced; `possible`: whether direct kernels can compute it.
-ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, ConvAlgorithm natural, bool possible) {
-  if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
+ConvAlgorithm choose(const ConvTranspose2dGeometry& g, const Tensor& result, ConvAlgorithm natural,
+                     bool possible) {
+  using enum ConvAlgorithm;
+  if (!conv_gemm::fits(g)) return reference;
   ConvAlgorithm a = conv_algorithm();
-  const bool known = a == ConvAlgorithm::reference || a == ConvAlgorithm::direct ||
-                     a == ConvAlgorithm::tensor || a == ConvAlgorithm::simt;
-  if (!known || (a == ConvAlgorithm::direct && !possible)) a = natural;
+  const bool known = a == reference || a == direct || a == tensor || a == simt || a == wgmma;
+  if (!known || (a == direct && !possible)) a = natural;
+  if (a == wgmma && !conv_gemm::has_wgmma(result.device())) a = tensor;
   // Matrix products of float64 have no tensor cores here, those of half types nothing else.
-  if (a == ConvAlgorithm::tensor && dtype == DType::float64) a = ConvAlgorithm::simt;
-  if (a == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
-    a = ConvAlgorithm::tensor;
+  const DType dtype = result.dtype();
+  if ((a == tensor || a == wgmma) && dtype == DType::float64) a = simt;
+  if (a == simt && (dtype == DType::bfloat16 || dtype == DType::float16)) a = tensor;
   return a;
 }
 
@@ -34,13 +36,13 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, std::int64_t to_chann
   const bool possible = direct_fits(g);
   const bool direct =
       possible && (to_channels <= 4 || (to.layout() == Layout::nchw && g.flops() < 24 * bytes));
-  return choose(g, to.dtype(), direct ? ConvAlgorithm::direct : ConvAlgorithm::tensor, possible);
+  return choose(g, to, direct ? ConvAlgorithm::direct : ConvAlgorithm::wgmma, possible);
 }
 
-ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype) {
+ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& w) {
   const bool possible = direct_weight_grad_fits(g);
   const bool direct = possible && g.group_ci() * g.group_co() <= 8;
-  return choose(g, dtype, direct ? ConvAlgorithm::direct : ConvAlgorithm::tensor, possible);
+  return choose(g, w, direct ? ConvAlgorithm::direct : ConvAlgorithm::wgmma, possible);
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -65,6 +67,9 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
     if (algorithm == ConvAlgorithm::direct) return direct(g, true, x, w, bias, y);
+    if constexpr (Math::kParts > 0) {
+      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y);
+    }
     conv_gemm::map<Math>(g, true, x, w, bias, y);
   });
 }
@@ -75,16 +80,22 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
     if (algorithm == ConvAlgorithm::direct) return direct(g, false, y, w, bias, x);
+    if constexpr (Math::kParts > 0) {
+      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x);
+    }
     conv_gemm::map<Math>(g, false, y, w, bias, x);
   });
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  const ConvAlgorithm algorithm = choose_weight_grad(g, w.dtype());
+  const ConvAlgorithm algorithm = choose_weight_grad(g, w);
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::direct) return direct_weight_grad(g, x, y, w);
+    if constexpr (Math::kParts > 0) {
+      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_weight_grad<Math>(g, x, y, w);
+    }
     conv_gemm::weight_grad<Math>(g, x, y, w);
   });
 }

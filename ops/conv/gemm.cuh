@@ -15,6 +15,24 @@ void map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, 
 template <class Math>
 void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
+/// Whether the next two run on a device. wgmma.cu.
+bool has_wgmma(Device device);
+/// The same by Hopper's instructions, for Tf32, Tf32x3 and Half. wgmma_map.cuh, wgmma_weight_grad.cuh.
+template <class Math>
+void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to);
+template <class Math>
+void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+
+/// An estimate of the time with tiles of bm x bn on 132 multiprocessors; `speed` is what the tile reaches
+/// where there are plenty.
+inline double map_cost(const Plan& p, int bm, int bn, double speed) {
+  std::int64_t blocks = 0;
+  for (int i = 0; i < p.phases(); ++i) blocks += ceil_div(p.rows(i / p.w.count, i % p.w.count), bm);
+  blocks *= ceil_div(p.to_channels, bn) * p.groups;
+  return static_cast<double>(ceil_div(blocks, 132)) * bm * bn / speed;
+}
+
 /// Lets a kernel have more than 48 KB of shared memory.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {

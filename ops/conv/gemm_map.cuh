@@ -179,18 +179,9 @@ __global__ void __launch_bounds__(kThreads)
                 int padded_n, uint4* packed) {
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
-  // Neighbouring threads read neighbouring weights.
-  const unsigned taps = p.kernel_h * p.kernel_w, vectors = p.tap_vectors.divisor, channels = p.to_channels;
-  const unsigned inner = p.is_transposed ? channels : vectors, outer = p.is_transposed ? vectors : channels;
-  const unsigned group_count = taps * inner * outer;
-  const int group = static_cast<int>(i / group_count);
-  const unsigned at = static_cast<unsigned>(i - static_cast<std::int64_t>(group) * group_count);
-  const unsigned tap = at % taps, rest = at / taps, near = rest % inner, far = rest / inner;
-  const int m = static_cast<int>(p.is_transposed ? near : far),
-            v = static_cast<int>(p.is_transposed ? far : near);
-  const int kh = static_cast<int>(tap) / p.kernel_w, kw = static_cast<int>(tap) - kh * p.kernel_w;
+  const auto [group, m, v, kh, kw] = packed_weight(p, i);
   const std::int64_t place = p.packed_vector(kh, kw, v, m, padded_n);
   if (place < 0) return;
   Pack<T, kElements> pack{};
@@ -217,8 +208,7 @@ void launch_map(MapArguments& call, const Tensor& w, const Tensor& to) {
                         stream),
         "cudaMemsetAsync");
   }
-  const std::int64_t vectors =
-      static_cast<std::int64_t>(p.groups) * p.tap_vectors.divisor * p.to_channels * p.kernel_h * p.kernel_w;
+  const std::int64_t vectors = packed_weights(p);
   pack_kernel<Math><<<grid_size("conv", ceil_div(vectors, kThreads)), kThreads, 0, stream>>>(
       p, vectors, static_cast<const typename Math::Element*>(w.raw()), call.padded_n, packed.data());
   check_launch("conv: pack");
@@ -227,15 +217,6 @@ void launch_map(MapArguments& call, const Tensor& w, const Tensor& to) {
   map_kernel<K><<<dim3(grid_size("conv", blocks), static_cast<unsigned>(p.groups)), K::kThreads,
                   K::kSharedBytes, stream>>>(call);
   check_launch("conv: map");
-}
-
-/// An estimate of the time with tiles of bm x bn on 132 multiprocessors; `speed` is what the tile reaches
-/// where there are plenty.
-inline double map_cost(const Plan& p, int bm, int bn, double speed) {
-  std::int64_t blocks = 0;
-  for (int i = 0; i < p.phases(); ++i) blocks += ceil_div(p.rows(i / p.w.count, i % p.w.count), bm);
-  blocks *= ceil_div(p.to_channels, bn) * p.groups;
-  return static_cast<double>(ceil_div(blocks, 132)) * bm * bn / speed;
 }
 
 template <class Math, Access kAccess>

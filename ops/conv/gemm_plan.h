@@ -54,7 +54,10 @@ struct PhaseAxes {
 };
 
 /// The phases of an axis that have results. At most kMaxPhases, see fits().
-inline PhaseAxes transposed_phases(const ConvAxis& a) {
+inline PhaseAxes transposed_phases(ConvAxis a) {
+  // A single input has no use for a stride, but gives each tap a phase of its own if it is large.
+  const std::int64_t reach = a.dilation * (a.kernel - 1) + 1;
+  if (a.in == 1 && reach <= kMaxPhases) a.stride = reach;
   PhaseAxes all;
   for (std::int64_t r = 0; r < a.stride; ++r) {
     const std::int64_t q = a.q_begin(r), count = a.q_end(r) - q, k = a.first_tap(r);
@@ -169,15 +172,23 @@ struct Plan {
     }
     return false;
   }
-  /// The place in a group's `packed` of channels [vector*v, ...) of `from`, channel m of `to`, and a tap; or
-  /// -1 if no result sees it.
-  TAPEDECK_HD std::int64_t packed_vector(int kh, int kw, int v, int m, int padded_n) const {
+  /// The chunk of a group, and the vector in it, that has channels [vector*v, ...) of `from` at a tap; {-1,
+  /// 0} if no result sees it.
+  struct Place {
+    int chunk, vector;
+  };
+  TAPEDECK_HD Place place_of(int kh, int kw, int v) const {
     const int i = phase_of(h, kh), j = phase_of(w, kw);
-    if (i < 0 || j < 0) return -1;
+    if (i < 0 || j < 0) return {-1, 0};
     const int jh = kh / h.phase[i].tap_step, jw = kw / w.phase[j].tap_step;
     const int at = (jh * w.phase[j].taps + jw) * static_cast<int>(tap_vectors.divisor) + v;
-    const std::int64_t chunk = chunk_begin[i * w.count + j] + at / kVectors;
-    return (chunk * padded_n + m) * kVectors + at % kVectors;
+    return {chunk_begin[i * w.count + j] + at / kVectors, at % kVectors};
+  }
+  /// The same as the place in a group's `packed`, or -1; m is the channel of `to`.
+  TAPEDECK_HD std::int64_t packed_vector(int kh, int kw, int v, int m, int padded_n) const {
+    const Place at = place_of(kh, kw, v);
+    if (at.chunk < 0) return -1;
+    return (static_cast<std::int64_t>(at.chunk) * padded_n + m) * kVectors + at.vector;
   }
   /// The element of the row-major weight of channel c of `from`, m of `to` of a group.
   TAPEDECK_HD std::int64_t weight_index(int group, int c, int m, int kh, int kw) const {
@@ -206,6 +217,28 @@ struct Plan {
     return -1;
   }
 };
+
+/// What a thread packs: vector v of a group's channels of `from`, for channel m of `to` and a tap.
+struct PackedWeight {
+  int group, m, v, kh, kw;
+};
+/// How many there are of a plan.
+inline std::int64_t packed_weights(const Plan& p) {
+  return static_cast<std::int64_t>(p.groups) * p.tap_vectors.divisor * p.to_channels * p.kernel_h *
+         p.kernel_w;
+}
+/// In an order in which neighbours are neighbouring weights.
+TAPEDECK_HD inline PackedWeight packed_weight(const Plan& p, std::int64_t i) {
+  const unsigned taps = p.kernel_h * p.kernel_w, vectors = p.tap_vectors.divisor, channels = p.to_channels;
+  const unsigned inner = p.is_transposed ? channels : vectors, outer = p.is_transposed ? vectors : channels;
+  const unsigned group_count = taps * inner * outer;
+  const int group = static_cast<int>(i / group_count);
+  const unsigned at = static_cast<unsigned>(i - static_cast<std::int64_t>(group) * group_count);
+  const unsigned tap = at % taps, rest = at / taps, near = rest % inner, far = rest / inner;
+  const int kh = static_cast<int>(tap) / p.kernel_w;
+  return {group, static_cast<int>(p.is_transposed ? near : far),
+          static_cast<int>(p.is_transposed ? far : near), kh, static_cast<int>(tap) - kh * p.kernel_w};
+}
 
 /// Where a result's window begins in `from`, and the result in `to`. Row m of phase (i, j).
 struct Row {

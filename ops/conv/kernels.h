@@ -17,12 +17,14 @@
 //                above 8.
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
+//   wgmma        the same by Hopper's instructions (wgmma_tile.cuh), where these are: not float64.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
 // CPU `planes` wherever tensors are nchw, `windows`, which is what is neither of these; on a GPU `direct`,
-// `tensor` and `simt`. What a device does not have, or what cannot compute a call, counts as `automatic`.
+// `tensor`, `wgmma` and `simt`. What a device does not have, or what cannot compute a call, counts as
+// `automatic`.
 #pragma once
 
 #include <string>
@@ -33,7 +35,16 @@
 
 namespace tapedeck {
 
-enum class ConvAlgorithm : std::uint8_t { automatic, reference, planes, windows, direct, simt, tensor };
+enum class ConvAlgorithm : std::uint8_t {
+  automatic,
+  reference,
+  planes,
+  windows,
+  direct,
+  simt,
+  tensor,
+  wgmma
+};
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.

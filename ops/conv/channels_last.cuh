@@ -1,0 +1,26 @@
+// Images as vectors of channels: what kernels read that gather by 16 bytes.
+#pragma once
+
+#include <optional>
+
+#include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/core/launch.cuh>
+
+namespace tapedeck::cu {
+
+/// Elements of `images` [n,c,h,w] in the order n, h, w, group, channel, a group's channels padded with zeros
+/// to whole vectors of conv_gemm::kVectorBytes: the tensor itself where it is like this, else a copy, made on
+/// the current stream. channels_last.cu.
+class ChannelsLast {
+ public:
+  ChannelsLast(const Tensor& images, int groups);
+
+  const void* data;
+  conv_gemm::ImageStrides strides;
+  int group_channels;  // padded
+
+ private:
+  std::optional<Workspace<uint4>> copy_;
+};
+
+}  // namespace tapedeck::cu

@@ -1,0 +1,12 @@
+// Products of float16 matrices on Hopper's tensor cores.
+#include <tapedeck/ops/conv/wgmma_map.cuh>
+#include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+template void wgmma_map<Half<float16>>(const ConvTranspose2dGeometry&, bool, const Tensor&, const Tensor&,
+                                       const Tensor&, const Tensor&);
+template void wgmma_weight_grad<Half<float16>>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
+                                               const Tensor&);
+
+}  // namespace tapedeck::cu::conv_gemm

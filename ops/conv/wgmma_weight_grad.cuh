@@ -1,0 +1,323 @@
+// The weight's gradient on Hopper's tensor cores: (tap, channel of y) times channel of x, summed over pixels.
+//
+//   gw[ci, co, tap] = C[tap*co' + co, ci],   C[m, n] = sum over k of A[m, k] * B[n, k]
+// k: the pixels of all images of x. A is y moved by m's tap: with the channels last, a pixel's channels are
+// copied by 16 bytes wherever stride, dilation and padding lead, zeros outside. So a chunk of A in shared
+// memory has a row for each pixel; what wgmma takes is its transpose, which ldmatrix.trans makes for 16-bit
+// types, and loads of single words for 32-bit ones: the pitch of rows is 8 words more than a multiple of 32,
+// so that four pixels times eight channels meet 32 banks. B is x, whose pixels must be neighbours: it is
+// packed (wgmma_tile.cuh) by a kernel of its own from either layout, at the memory's speed.
+//
+// Blocks share the sum: each of `splits` has a range of chunks and writes its part, and a last kernel adds
+// the parts in their order. The number of splits depends on the sizes only, so that the result does, too.
+#pragma once
+
+#include <algorithm>
+
+#include <tapedeck/ops/conv/channels_last.cuh>
+#include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/wgmma_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+struct WgmmaWeightGradArguments {
+  const void *x, *y;  // x as it is
+  uint4* packed;      // x as B
+  float* parts;
+  ImageStrides x_strides, y_strides;
+  int groups, ci, co, kernel_w, taps;  // channels of a group
+  int y_channels;                      // the same, padded: co'
+  int out_h, out_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int rows, tiles_m, tiles_n;  // of C
+  std::int64_t pixels;
+  Divider plane, width;  // by pixels of an image of x, of its rows
+  int chunks, split_chunks, splits;
+  bool lanes_are_pixels;  // neighbouring elements of x are pixels; otherwise channels
+};
+
+/// Loads tiles of A.
+template <class Tile>
+class MovedPixels {
+  using Math = typename Tile::Math;
+  using T = typename Math::Element;
+  static constexpr int kElements = kVectorBytes / sizeof(T), kWords = sizeof(T) == 4;
+  static constexpr int kPitch = Tile::BM * sizeof(T) + (kWords ? 32 : 16);  // of a pixel, in bytes
+  static constexpr int kColumns = Tile::BM / kElements, kRows = Tile::kThreads / kColumns;
+
+ public:
+  static constexpr int kPixels = kChunkBytes / sizeof(T);
+  static constexpr int kBytes = kPixels * kPitch;
+  static_assert(kBytes % 1024 == 0 && Tile::kM == 1);
+
+  /// The place of the output that a pixel meets through tap 0, and its image.
+  struct alignas(16) Place {
+    std::int64_t offset;
+    int h, w;
+  };
+  struct Places {
+    Place pixel[Tile::kStages][kPixels];
+  };
+
+  __device__ MovedPixels(const WgmmaWeightGradArguments& call, const T* y, Places& places, int first_row,
+                         int first_chunk)
+      : call_(call), y_(y), places_(places), first_chunk_(first_chunk) {
+    const int m = first_row + static_cast<int>(threadIdx.x) % kColumns * kElements;
+    const int tap = m / call.y_channels, kh = tap / call.kernel_w;
+    h_ = kh * call.dilation_h;
+    w_ = (tap - kh * call.kernel_w) * call.dilation_w;
+    offset_ = static_cast<std::int64_t>(h_) * call.y_strides.h +
+              static_cast<std::int64_t>(w_) * call.y_strides.w + (m - tap * call.y_channels);
+    out_h_ = m < call.rows ? call.out_h : 0;
+  }
+
+  __device__ void prepare(int chunk) {
+    if (threadIdx.x >= kPixels) return;
+    const std::int64_t pixel = static_cast<std::int64_t>(first_chunk_ + chunk) * kPixels + threadIdx.x;
+    Place place{0, kOutside, kOutside};
+    if (pixel < call_.pixels) {
+      const int p = static_cast<int>(pixel), n = call_.plane.divide(p), at = call_.plane.modulo(p, n);
+      const int h = call_.width.divide(at), w = call_.width.modulo(at, h);
+      place.h = h * call_.stride_h - call_.padding_h, place.w = w * call_.stride_w - call_.padding_w;
+      place.offset = n * call_.y_strides.n + static_cast<std::int64_t>(place.h) * call_.y_strides.h +
+                     static_cast<std::int64_t>(place.w) * call_.y_strides.w;
+    }
+    places_.pixel[chunk % Tile::kStages][threadIdx.x] = place;
+  }
+  __device__ void issue(int chunk, char* stage) {
+    const int row = threadIdx.x / kColumns;
+    const unsigned to =
+        shared_address(stage) + row * kPitch + static_cast<int>(threadIdx.x) % kColumns * kVectorBytes;
+#pragma unroll
+    for (int n = 0; n < kPixels / kRows; ++n) {
+      const Place place = places_.pixel[chunk % Tile::kStages][row + n * kRows];
+      const bool inside = static_cast<unsigned>(place.h + h_) < static_cast<unsigned>(out_h_) &&
+                          static_cast<unsigned>(place.w + w_) < static_cast<unsigned>(call_.out_w);
+      copy_async_or_zero(to + n * kRows * kPitch, inside ? y_ + place.offset + offset_ : y_, inside);
+    }
+  }
+  __device__ void load(const char* stage, int, std::uint32_t (&a)[kSteps][4]) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if constexpr (kWords) {
+      const char* const first = stage + lane % 4 * kPitch + (warp * 16 + lane / 4) * 4;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          a[s][k] =
+              *reinterpret_cast<const std::uint32_t*>(first + (s * 8 + k / 2 * 4) * kPitch + k % 2 * 32);
+    } else {
+      // Matrices of 8 pixels: channels 0-7 and 8-15 of the first pixels, then of the next.
+      const unsigned first =
+          shared_address(stage) + (lane % 8 + lane / 16 * 8) * kPitch + (warp * 16 + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_transposed(first + s * 16 * kPitch, a[s]);
+    }
+  }
+
+ private:
+  __device__ static void load_transposed(unsigned address, std::uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  }
+
+  const WgmmaWeightGradArguments& call_;
+  const T* y_;
+  Places& places_;
+  int first_chunk_, h_, w_, out_h_;
+  std::int64_t offset_;
+};
+
+template <class Tile>
+struct WgmmaWeightGrad {
+  using Math = typename Tile::Math;
+  using T = typename Math::Element;
+  using Loader = MovedPixels<Tile>;
+  static constexpr int BM = Tile::BM, BN = Tile::BN, kThreads = Tile::kThreads;
+  static constexpr int kPitch = BN + 8;  // of sums in shared memory
+  static constexpr int kStageBytes = Tile::kStages * (Loader::kBytes + Tile::kBBytes);
+  static_assert(kStageBytes >= 4 * BM * kPitch);
+  static constexpr int kSharedBytes = kStageBytes + 1024;
+  static constexpr int kBlocks = kSharedBytes <= 110 * 1024 && BN <= 32 ? 2 : 1;
+
+  struct Shared {
+    CopyBarrier barriers[Tile::kStages];
+    typename Loader::Places places;
+  };
+
+  __device__ static void run(const WgmmaWeightGradArguments& call, char* stages, Shared& shared) {
+    const int tile_n = blockIdx.x % call.tiles_n, tile_m = blockIdx.x / call.tiles_n;
+    const int split = blockIdx.y, group = blockIdx.z;
+    const int first_chunk = split * call.split_chunks,
+              chunks = min(call.split_chunks, call.chunks - first_chunk);
+    const char* const packed =
+        reinterpret_cast<const char*>(call.packed) +
+        ((static_cast<std::int64_t>(group) * call.chunks + first_chunk) * call.tiles_n + tile_n) *
+            Tile::kBBytes;
+    Loader a(call, static_cast<const T*>(call.y) + static_cast<std::int64_t>(group) * call.y_channels,
+             shared.places, tile_m * BM, first_chunk);
+    WarpgroupSums<Tile> sums;
+    multiply_chunks<Tile>(sums, a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks,
+                          stages, shared.barriers);
+
+    __syncthreads();
+    float* const staged = reinterpret_cast<float*>(stages);
+    sums.for_each([&](int row, int column, float sum) { staged[row * kPitch + column] = sum; });
+    __syncthreads();
+    float* const part =
+        call.parts + (static_cast<std::int64_t>(split) * call.groups + group) * call.rows * call.ci;
+    for (int i = threadIdx.x; i < BM * BN; i += kThreads) {
+      const int row = tile_m * BM + i / BN, column = tile_n * BN + i % BN;
+      if (row < call.rows && column < call.ci)
+        part[static_cast<std::int64_t>(row) * call.ci + column] = staged[i / BN * kPitch + i % BN];
+    }
+  }
+};
+
+template <class K>
+__global__ void __launch_bounds__(K::kThreads, K::kBlocks)
+    wgmma_weight_grad_kernel(const __grid_constant__ WgmmaWeightGradArguments call) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  __shared__ typename K::Shared shared;
+  const unsigned past = shared_address(memory) % 1024;
+  K::run(call, reinterpret_cast<char*>(memory) + (1024 - past) % 1024, shared);
+#endif
+}
+
+/// Fills B's tiles: [group][chunk][tile of n][part][n][vector of pixels, swizzled], zeros where there is no
+/// pixel or channel. A thread makes a vector: neighbours along pixels, or two along pixels and 16 channels.
+template <class Tile>
+__global__ void __launch_bounds__(kThreads)
+    pack_pixels_kernel(const __grid_constant__ WgmmaWeightGradArguments call) {
+  using Math = typename Tile::Math;
+  using T = typename Math::Element;
+  constexpr int kElements = kVectorBytes / sizeof(T);
+  int v, n;
+  if (call.lanes_are_pixels) {
+    v = threadIdx.x % kVectors, n = threadIdx.x / kVectors;
+  } else {
+    v = threadIdx.x % 2 + threadIdx.x / 64 * 2, n = threadIdx.x / 2 % 32;
+  }
+  static_assert(kThreads == 32 * kVectors && Tile::BN % 32 == 0);
+  const int chunk = blockIdx.x, column = blockIdx.y * 32 + n, group = blockIdx.z;
+  const bool inside = column < call.ci;
+  const T* const x = static_cast<const T*>(call.x) +
+                     (static_cast<std::int64_t>(group) * call.ci + column) * call.x_strides.c;
+  Pack<T, kElements> parts[Tile::kBParts] = {};
+#pragma unroll
+  for (int k = 0; k < kElements; ++k) {
+    const std::int64_t pixel = (static_cast<std::int64_t>(chunk) * kVectors + v) * kElements + k;
+    if (!inside || pixel >= call.pixels) break;
+    const int p = static_cast<int>(pixel), image = call.plane.divide(p), at = call.plane.modulo(p, image);
+    // Pixels of an image are evenly spaced in both layouts.
+    T value = x[image * call.x_strides.n + static_cast<std::int64_t>(at) * call.x_strides.w];
+#pragma unroll
+    for (int part = 0; part < Tile::kBParts; ++part) parts[part].values[k] = next_part<Math>(value);
+  }
+  uint4* const tile = call.packed + ((static_cast<std::int64_t>(group) * call.chunks + chunk) * call.tiles_n +
+                                     column / Tile::BN) *
+                                        (Tile::kBBytes / kVectorBytes);
+#pragma unroll
+  for (int part = 0; part < Tile::kBParts; ++part) {
+    *reinterpret_cast<Pack<T, kElements>*>(tile + Tile::b_vector(part, column % Tile::BN, v)) = parts[part];
+  }
+}
+
+inline constexpr int kSumLanes = 32, kSumRows = 8;
+
+/// w = the sum of the parts. A block has 32 results, of each eighth of the parts one thread; the eighths are
+/// added in a fixed order. Neighbours are neighbours of the parts.
+template <class T>
+__global__ void __launch_bounds__(kSumLanes* kSumRows)
+    sum_weight_grads_kernel(const __grid_constant__ WgmmaWeightGradArguments call, T* w) {
+  __shared__ float sums[kSumRows][kSumLanes];
+  const int lane = threadIdx.x % kSumLanes, row = threadIdx.x / kSumLanes;
+  const std::int64_t matrix = static_cast<std::int64_t>(call.rows) * call.ci, count = matrix * call.groups;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kSumLanes + lane;
+  float sum = 0;
+  if (i < count) {
+    const float* const parts = call.parts + i;
+#pragma unroll 4
+    for (int s = row; s < call.splits; s += kSumRows) sum += parts[s * count];
+  }
+  sums[row][lane] = sum;
+  __syncthreads();
+  if (row > 0 || i >= count) return;
+#pragma unroll
+  for (int k = 1; k < kSumRows; ++k) sum += sums[k][lane];
+  const int group = static_cast<int>(i / matrix), at = static_cast<int>(i - group * matrix);
+  const int m = at / call.ci, ci = at - m * call.ci, tap = m / call.y_channels,
+            co = m - tap * call.y_channels;
+  if (co >= call.co) return;
+  w[((static_cast<std::int64_t>(group) * call.ci + ci) * call.co + co) * call.taps + tap] = convert<T>(sum);
+}
+
+template <class Tile>
+void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
+  using K = WgmmaWeightGrad<Tile>;
+  using T = typename Tile::Math::Element;
+  const cudaStream_t stream = stream_of(w.device());
+  call.tiles_m = static_cast<int>(ceil_div(call.rows, K::BM));
+  call.tiles_n = static_cast<int>(ceil_div(call.ci, K::BN));
+  call.chunks = static_cast<int>(ceil_div(call.pixels, K::Loader::kPixels));
+  const std::int64_t tiles = std::int64_t{call.tiles_m} * call.tiles_n;
+  const Workspace<uint4> packed(
+      w.device(), std::int64_t{call.groups} * call.chunks * call.tiles_n * (Tile::kBBytes / kVectorBytes));
+  call.packed = packed.data();
+  pack_pixels_kernel<Tile>
+      <<<dim3(grid_size("conv", call.chunks), static_cast<unsigned>(call.tiles_n * (K::BN / 32)),
+              static_cast<unsigned>(call.groups)),
+         kThreads, 0, stream>>>(call);
+  check_launch("conv: pack pixels");
+  // As many blocks as an H100 runs at once, but some work for each.
+  const std::int64_t wanted =
+      std::clamp<std::int64_t>(132 * K::kBlocks / (tiles * call.groups), 1, ceil_div(call.chunks, 8));
+  call.split_chunks = static_cast<int>(ceil_div(call.chunks, wanted));
+  call.splits = static_cast<int>(ceil_div(call.chunks, call.split_chunks));
+  const std::int64_t count = std::int64_t{call.groups} * call.rows * call.ci;
+  const Workspace<float> parts(w.device(), call.splits * count);
+  call.parts = parts.data();
+  allow_shared_memory(wgmma_weight_grad_kernel<K>, K::kSharedBytes);
+  wgmma_weight_grad_kernel<K><<<dim3(grid_size("conv", tiles), static_cast<unsigned>(call.splits),
+                                     static_cast<unsigned>(call.groups)),
+                                K::kThreads, K::kSharedBytes, stream>>>(call);
+  check_launch("conv: weight gradient");
+  sum_weight_grads_kernel<T>
+      <<<grid_size("conv", ceil_div(count, kSumLanes)), kSumLanes * kSumRows, 0, stream>>>(
+          call, static_cast<T*>(w.raw()));
+  check_launch("conv: sum of parts");
+}
+
+template <class Math>
+void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  const DeviceScope scope(w.device());
+  const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
+  const ChannelsLast images(y, narrow(g.groups));
+  WgmmaWeightGradArguments call{};
+  call.x = x.raw();
+  call.y = images.data;
+  call.x_strides = ImageStrides(x.strides());
+  call.y_strides = images.strides;
+  call.groups = narrow(g.groups), call.ci = narrow(g.group_ci()), call.co = narrow(g.group_co());
+  call.y_channels = images.group_channels;
+  call.kernel_w = narrow(g.w.kernel);
+  call.taps = narrow(g.h.kernel) * call.kernel_w;
+  call.rows = call.taps * call.y_channels;
+  call.out_h = narrow(g.h.out), call.out_w = narrow(g.w.out);
+  call.stride_h = narrow(g.h.stride), call.stride_w = narrow(g.w.stride);
+  call.padding_h = narrow(g.h.padding), call.padding_w = narrow(g.w.padding);
+  call.dilation_h = narrow(g.h.dilation), call.dilation_w = narrow(g.w.dilation);
+  call.pixels = g.n * g.h.in * g.w.in;
+  call.plane = Divider(g.h.in * g.w.in);
+  call.width = Divider(g.w.in);
+  call.lanes_are_pixels = x.layout() == Layout::nchw && g.h.in * g.w.in > 1;
+  if (g.h.in * g.w.in == 1) call.x_strides.w = 0;
+  constexpr int kFlush = Math::kParts == 3 ? 1 : 16;
+  if (call.ci <= 32) return launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 32, 4, kFlush>>(call, w);
+  if (call.ci <= 64) return launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 64, 4, kFlush>>(call, w);
+  launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 128, 4, kFlush>>(call, w);
+}
+
+}  // namespace tapedeck::cu::conv_gemm
