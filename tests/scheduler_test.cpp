@@ -135,6 +135,101 @@ TEST(Scheduler, ContinuesFromItsState) {
   EXPECT_THROW(resumed.load_state_dict({}), Error);
 }
 
+using Make = std::function<std::shared_ptr<Scheduler>(Optimizer&)>;
+
+template <class S>
+Make made(const typename S::Options& options) {
+  return [=](Optimizer& optimizer) { return std::make_shared<S>(optimizer, options); };
+}
+
+Make one_after_the_other(const std::vector<Make>& makes, const std::vector<std::int64_t>& milestones) {
+  return [=](Optimizer& optimizer) {
+    std::vector<std::shared_ptr<Scheduler>> schedulers;
+    for (const Make& make : makes) schedulers.push_back(make(optimizer));
+    return std::make_shared<SequentialLR>(optimizer, std::move(schedulers), milestones);
+  };
+}
+
+/// Saves after each of some steps and continues in a fresh optimizer, whose own state is loaded before or
+/// after the scheduler is made.
+void expect_resumes(const Make& make) {
+  const auto fresh = [] {
+    const Variable a = Variable::parameter(Tensor::zeros({1})), b = Variable::parameter(Tensor::zeros({1}));
+    return std::make_unique<SGD>(std::vector<ParamGroup>{{.parameters = {a}}, {.parameters = {b}, .lr = 0.7}},
+                                 SGD::Options{.lr = 0.1, .momentum = 0.9});
+  };
+  const auto settings = [](const Optimizer& optimizer) {
+    std::vector<double> all;
+    for (const auto& group : optimizer.groups()) all.insert(all.end(), {group.lr, group.momentum});
+    return all;
+  };
+  for (const bool optimizer_first : {true, false}) {
+    for (int saved_after = 0; saved_after < 10; ++saved_after) {
+      const auto optimizer = fresh(), resumed_optimizer = fresh();
+      const auto scheduler = make(*optimizer);
+      for (int t = 0; t < saved_after; ++t) scheduler->step();
+      const nn::StateDict state = scheduler->state_dict(), optimizer_state = optimizer->state_dict();
+
+      if (optimizer_first) resumed_optimizer->load_state_dict(optimizer_state);
+      const auto resumed = make(*resumed_optimizer);
+      if (!optimizer_first) resumed_optimizer->load_state_dict(optimizer_state);
+      resumed->load_state_dict(state);
+      for (int t = saved_after; t < 12; ++t) {
+        ASSERT_EQ(settings(*resumed_optimizer), settings(*optimizer))
+            << "saved after " << saved_after << " steps, step " << t;
+        scheduler->step();
+        resumed->step();
+      }
+      const auto later_one = make(*resumed_optimizer);  // starts from the learning rates of the first run
+      const auto unbroken_later_one = make(*optimizer);
+      later_one->step();
+      unbroken_later_one->step();
+      EXPECT_EQ(settings(*resumed_optimizer), settings(*optimizer));
+    }
+  }
+}
+
+TEST(Scheduler, EveryKindContinuesInANewProcess) {
+  const Make warmup = made<LinearWarmup>({.total_iters = 4, .start_factor = 0.25});
+  const Make cosine = made<CosineAnnealingLR>({.t_max = 9, .eta_min = 0.01});
+  const Make one_cycle = made<OneCycleLR>({.max_lr = 1, .total_steps = 20});
+  const std::vector<Make> kinds = {
+      made<StepLR>({.step_size = 3}),
+      made<MultiStepLR>({.milestones = {2, 5, 5}}),
+      made<ExponentialLR>({.gamma = 0.9}),
+      cosine,
+      made<CosineAnnealingWarmRestarts>({.t_0 = 2, .t_mult = 2}),
+      warmup,
+      one_cycle,
+      one_after_the_other({warmup, cosine}, {4}),
+      one_after_the_other({one_cycle, cosine}, {3}),
+      one_after_the_other({one_after_the_other({warmup, one_cycle}, {2}), cosine, warmup}, {6, 9}),
+  };
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_resumes(kinds[i]);
+  }
+}
+
+TEST(Scheduler, AStateThatDoesNotFitChangesNothing) {
+  Fixture f;
+  const auto make = one_after_the_other(
+      {made<ExponentialLR>({.gamma = 0.5}), made<OneCycleLR>({.max_lr = 1, .total_steps = 5})}, {2});
+  const auto scheduler = make(f.optimizer);
+  scheduler->step();
+  const double lr = f.lr(), momentum = f.momentum();
+  nn::StateDict state = scheduler->state_dict();
+  state[0].second = Tensor::from<std::int64_t>({8}, {});  // beyond the cycle's last step
+  EXPECT_THROW(scheduler->load_state_dict(state), Error);
+  state[0].second = Tensor::from<std::int64_t>({-1}, {});
+  EXPECT_THROW(scheduler->load_state_dict(state), Error);
+  state.pop_back();  // scheduler.1.initial_lr
+  EXPECT_THROW(scheduler->load_state_dict(state), Error);
+  EXPECT_EQ(scheduler->steps(), 1);
+  EXPECT_EQ(f.lr(), lr);
+  EXPECT_EQ(f.momentum(), momentum);
+}
+
 TEST(ReduceLROnPlateau, WaitsReducesAndCoolsDown) {
   const std::vector<double> metrics = {1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.89, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5};
   const std::vector<double> expected = {0.1,  0.1,  0.1,   0.05,  0.05,  0.05,  0.05,

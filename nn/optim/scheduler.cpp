@@ -46,16 +46,46 @@ void Scheduler::apply(std::int64_t t) const {
 }
 
 nn::StateDict Scheduler::state_dict() const {
-  return {{"steps", Tensor::from<std::int64_t>({steps_}, {})},
-          {"initial_lr", Tensor::from(initial_lr_, {static_cast<std::int64_t>(initial_lr_.size())})}};
+  nn::StateDict all;
+  add_state("", all);
+  return all;
+}
+
+void Scheduler::add_state(const std::string& path, nn::StateDict& all) const {
+  all.emplace_back(path + "steps", Tensor::from<std::int64_t>({steps_}, {}));
+  all.emplace_back(path + "initial_lr",
+                   Tensor::from(initial_lr_, {static_cast<std::int64_t>(initial_lr_.size())}));
+  const std::vector<Scheduler*> inner = parts();
+  for (std::size_t i = 0; i < inner.size(); ++i) inner[i]->add_state(concat(path, "scheduler.", i, "."), all);
+}
+
+void Scheduler::read(const nn::StateDict& state, const std::string& path, std::vector<Read>& all) {
+  const Tensor initial_lr = entry(state, path + "initial_lr", static_cast<std::int64_t>(initial_lr_.size()));
+  const std::int64_t steps = entry(state, path + "steps", 1).to_vector<std::int64_t>()[0];
+  check(steps >= 0, "scheduler: ", path, "steps is ", steps, "; legal is 0 or more");
+  all.push_back({this, initial_lr.to_vector<double>(), steps});
+  const std::vector<Scheduler*> inner = parts();
+  for (std::size_t i = 0; i < inner.size(); ++i)
+    inner[i]->read(state, concat(path, "scheduler.", i, "."), all);
 }
 
 void Scheduler::load_state_dict(const nn::StateDict& state) {
-  const Tensor steps = entry(state, "steps", 1);
-  const Tensor initial_lr = entry(state, "initial_lr", static_cast<std::int64_t>(initial_lr_.size()));
-  initial_lr_ = initial_lr.to_vector<double>();
-  steps_ = steps.to_vector<std::int64_t>()[0];
-  apply(steps_);
+  std::vector<Read> all;
+  read(state, "", all);
+  const auto exchange = [&all] {
+    for (Read& read : all) {
+      std::swap(read.scheduler->initial_lr_, read.initial_lr);
+      std::swap(read.scheduler->steps_, read.steps);
+    }
+  };
+  exchange();
+  try {
+    apply(steps_);
+  } catch (...) {  // there is no such step
+    exchange();
+    throw;
+  }
+  for (std::size_t i = 0; i < initial_lr_.size(); ++i) optimizer_.groups()[i].initial_lr = initial_lr_[i];
 }
 
 StepLR::StepLR(Optimizer& optimizer, const Options& options) : Scheduler(optimizer), options_(options) {
@@ -179,8 +209,21 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<Sch
 
 void SequentialLR::apply(std::int64_t t) const {
   const auto passed = std::upper_bound(milestones_.begin(), milestones_.end(), t) - milestones_.begin();
-  const auto i = static_cast<std::size_t>(passed);
-  schedulers_[i]->apply(i == 0 ? t : t - milestones_[i - 1]);
+  const auto now = static_cast<std::size_t>(passed);
+  const auto begin = [&](std::size_t i) { return i == 0 ? 0 : milestones_[i - 1]; };
+  schedulers_[now]->apply(t - begin(now));  // throws before anything changes, if there is no such step
+  if (now == 0) return;
+  // What those before left behind, such as a momentum, may still stand, also in a run that starts here.
+  for (std::size_t i = 0; i < now; ++i) {
+    if (begin(i + 1) > begin(i)) schedulers_[i]->apply(begin(i + 1) - 1 - begin(i));
+  }
+  schedulers_[now]->apply(t - begin(now));
+}
+
+std::vector<Scheduler*> SequentialLR::parts() const {
+  std::vector<Scheduler*> all;
+  for (const auto& scheduler : schedulers_) all.push_back(scheduler.get());
+  return all;
 }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const Options& options)

@@ -30,18 +30,31 @@ class Scheduler {
   /// Sets the optimizer's groups for step t, without counting.
   virtual void apply(std::int64_t t) const;
 
-  /// "steps" and "initial_lr".
+  /// "steps" and "initial_lr"; of the i-th scheduler that this one is made of, "scheduler.i.steps" and so on.
   nn::StateDict state_dict() const;
-  /// Also sets the optimizer's groups. Throws Error, before anything changes, when `state` does not fit.
+  /// Continues from `state`: the learning rates are from then on those of an unbroken run, whatever they
+  /// were when this scheduler was made. Also sets the optimizer's groups. Throws Error, before anything
+  /// changes, when `state` does not fit.
   void load_state_dict(const nn::StateDict& state);
 
  protected:
   explicit Scheduler(Optimizer& optimizer);
   /// The learning rate at step t of a group that started with lr0.
   virtual double lr(double lr0, std::int64_t t) const = 0;
+  /// The schedulers that this one is made of; their state is part of its own.
+  virtual std::vector<Scheduler*> parts() const { return {}; }
   Optimizer& optimizer() const { return optimizer_; }
 
  private:
+  /// A state that has been read and waits to take its scheduler's place.
+  struct Read {
+    Scheduler* scheduler;
+    std::vector<double> initial_lr;
+    std::int64_t steps;
+  };
+  void add_state(const std::string& path, nn::StateDict& all) const;
+  void read(const nn::StateDict& state, const std::string& path, std::vector<Read>& all);
+
   Optimizer& optimizer_;
   std::vector<double> initial_lr_;  // by group
   std::int64_t steps_ = 0;
@@ -169,6 +182,7 @@ class SequentialLR final : public Scheduler {
 
  private:
   double lr(double lr0, std::int64_t) const override { return lr0; }
+  std::vector<Scheduler*> parts() const override;
   std::vector<std::shared_ptr<Scheduler>> schedulers_;
   std::vector<std::int64_t> milestones_;
 };
