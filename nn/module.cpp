@@ -13,9 +13,11 @@ Variable Module::forward(const Variable&) {
 }
 
 Variable Module::operator()(const Variable& x) {
-  for (const auto& hook : state_->pre_hooks) hook(*this, x);
+  const auto pre_hooks = state_->pre_hooks;  // copies: a hook may add or clear hooks
+  const auto hooks = state_->hooks;
+  for (const auto& hook : pre_hooks) hook(*this, x);
   Variable y = forward(x);
-  for (const auto& hook : state_->hooks) {
+  for (const auto& hook : hooks) {
     if (Variable replaced = hook(*this, x, y); replaced.defined()) y = replaced;
   }
   return y;

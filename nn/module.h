@@ -81,7 +81,8 @@ class Module {
   /// Converts all floating parameters, gradients and buffers. Throws Error for an integer type.
   void to(DType dtype) const;
 
-  /// Hooks run in the order in which they were added, around forward().
+  /// Hooks run in the order in which they were added, around forward(). One that adds or clears hooks changes
+  /// the next call.
   void register_forward_pre_hook(ForwardPreHook hook);
   void register_forward_hook(ForwardHook hook);
   void clear_hooks();

@@ -27,15 +27,25 @@ void check_like(const char* op, const char* name, const Tensor& tensor, DType dt
         op, ": the ", name, " is ", tensor, " but its parameter is ", parameter);
 }
 
-/// Throws Error unless the batch fits together and has `slots` slots. False when there is nothing to do.
-bool check_batch(const char* op, const OptimizerBatch& batch, std::size_t slots) {
-  const std::size_t count = batch.parameters.size();
+/// What each update starts with: throws Error unless the batch fits together and has `slots` slots, and
+/// counts the new version of the parameters. False when there is nothing to do.
+bool begin_update(const char* op, const OptimizerBatch& batch, std::size_t slots) {
   check(batch.slots.size() == slots, op, ": ", batch.slots.size(), " slots are given; legal is ", slots);
+  check_optimizer_batch(op, batch);
+  for (const Tensor& parameter : batch.parameters) parameter.bump_version();
+  return !batch.parameters.empty();
+}
+
+}  // namespace
+
+void check_optimizer_batch(const char* op, const OptimizerBatch& batch) {
+  const std::size_t count = batch.parameters.size();
   check(batch.gradients.size() == count && batch.steps.size() == count, op, ": ", count, " parameters but ",
         batch.gradients.size(), " gradients and ", batch.steps.size(), " counters are given");
   for (std::size_t i = 0; i < count; ++i) {
     const Tensor& parameter = batch.parameters[i];
     check_same_kind(op, "parameter 0", batch.parameters[0], "another parameter", parameter);
+    check_floating(op, "parameter", parameter);
     check_like(op, "gradient", batch.gradients[i], parameter.dtype(), parameter);
     const Tensor& step = batch.steps[i];
     check(step.defined() && step.dtype() == DType::int64 && step.count() == 1 &&
@@ -46,24 +56,21 @@ bool check_batch(const char* op, const OptimizerBatch& batch, std::size_t slots)
       check_like(op, "slot", slot[i], slot_dtype(parameter.dtype()), parameter);
     }
   }
-  return count > 0;
 }
 
-}  // namespace
-
 void sgd_step(const OptimizerBatch& batch, const SgdSettings& settings) {
-  if (!check_batch("sgd", batch, settings.momentum != 0 ? 1 : 0)) return;
+  if (!begin_update("sgd", batch, settings.momentum != 0 ? 1 : 0)) return;
   TAPEDECK_KERNEL(batch.parameters[0].device(), sgd)(batch, settings);
 }
 
 void adam_step(const OptimizerBatch& batch, const AdamSettings& settings) {
-  if (!check_batch("adam", batch, batch.slots.size() == 3 ? 3 : 2)) return;
+  if (!begin_update("adam", batch, batch.slots.size() == 3 ? 3 : 2)) return;
   TAPEDECK_KERNEL(batch.parameters[0].device(), adam)(batch, settings);
 }
 
 void rmsprop_step(const OptimizerBatch& batch, const RmspropSettings& settings) {
   const std::size_t slots = 1u + (settings.centered ? 1 : 0) + (settings.momentum != 0 ? 1 : 0);
-  if (!check_batch("rmsprop", batch, slots)) return;
+  if (!begin_update("rmsprop", batch, slots)) return;
   TAPEDECK_KERNEL(batch.parameters[0].device(), rmsprop)(batch, settings);
 }
 
@@ -96,6 +103,7 @@ void update_averages(const Tensors& averages, const Tensors& values, double deca
   for (std::size_t i = 0; i < values.size(); ++i) {
     check_same_kind("update_averages", "value 0", values[0], "another value", values[i]);
     check_like("update_averages", "average", averages[i], slot_dtype(values[i].dtype()), values[i]);
+    averages[i].bump_version();
   }
   TAPEDECK_KERNEL(values[0].device(), update_averages)(averages, values, decay, live_decay);
 }

@@ -47,6 +47,9 @@ struct RmspropSettings {
   bool centered;
 };
 
+/// Throws Error, under the name of `op`, unless what is in the batch fits together.
+void check_optimizer_batch(const char* op, const OptimizerBatch& batch);
+
 /// Each overwrites parameters, counters and slots. Throws Error when the batch does not fit together.
 /// Slots: {b} with momentum, else none.
 void sgd_step(const OptimizerBatch& batch, const SgdSettings& settings);

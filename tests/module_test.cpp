@@ -153,6 +153,32 @@ TEST(Module, HooksSeeAndReplace) {
   EXPECT_THAT(nest(Tensor::ones({2})).tensor().to_vector<float>(), ElementsAre(31, 31));
 }
 
+TEST(Module, AHookThatAddsAndClearsHooksChangesTheNextCall) {
+  Nest nest;
+  std::vector<std::string> seen;
+  const auto pre_hook = [&](const std::string& name) {
+    return [&seen, name](const Module&, const Variable&) { seen.push_back(name); };
+  };
+  nest.register_forward_pre_hook([&](const Module&, const Variable&) {
+    for (int i = 0; i < 20; ++i) nest.register_forward_pre_hook(pre_hook("added"));  // moves the list
+    seen.push_back("first");
+  });
+  nest.register_forward_hook(
+      [&, text = std::string(100, 'x')](const Module&, const Variable&, const Variable&) {
+        nest.clear_hooks();  // with this one, which goes on
+        seen.push_back(text);
+        return Variable();
+      });
+  nest.register_forward_hook([&](const Module&, const Variable&, const Variable&) {
+    seen.push_back("last");
+    return Variable();
+  });
+  nest(Tensor::ones({2}));
+  EXPECT_THAT(seen, ElementsAre("first", std::string(100, 'x'), "last"));
+  nest(Tensor::ones({2}));
+  EXPECT_EQ(seen.size(), 3u);
+}
+
 TEST(Module, ApplyVisitsChildrenFirst) {
   Nest nest;
   std::vector<std::string> kinds;

@@ -34,11 +34,14 @@ void ExponentialMovingAverage::update() {
 
 ExponentialMovingAverage::Scope::Scope(ExponentialMovingAverage& average) : average_(average) {
   check(!average.swapped_, "ExponentialMovingAverage: the averages are swapped in already");
+  Tensors copies;
   for (std::size_t i = 0; i < average.parameters_.size(); ++i) {
-    const Variable& parameter = average.parameters_[i];
-    held_.push_back(parameter.tensor());
-    parameter.set_tensor(average.averages_[i].to(parameter.dtype()));
+    const Tensor& p = average.parameters_[i].tensor();
+    held_.push_back(p);
+    copies.push_back(Tensor::empty_like(p));
+    copies.back().copy_(average.averages_[i]);
   }
+  for (std::size_t i = 0; i < copies.size(); ++i) average.parameters_[i].set_tensor(copies[i]);
   average.swapped_ = true;
 }
 

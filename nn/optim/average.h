@@ -5,7 +5,10 @@
 
 namespace tapedeck::optim {
 
-/// Exponential moving averages of parameters: often better weights than the last ones.
+/// Exponential moving averages of parameters: often better weights than the last ones. Buffers, such as
+/// the running statistics of BatchNorm, are not averaged: with the averages swapped in, a module goes on
+/// with its own present ones (as torch's AveragedModel does with use_buffers=False). They belong to the last
+/// weights; a model for which that matters runs some batches in training mode while the averages are in.
 ///
 ///   optim::ExponentialMovingAverage average(model.parameters(), {.decay = 0.999});
 ///   for (...) { ...; optimizer.step(); average.update(); }
@@ -26,7 +29,8 @@ class ExponentialMovingAverage {
   /// average = decay average + (1 - decay) parameter. Throws Error while they are swapped in.
   void update();
 
-  /// While it lives, the parameters hold the averages; then they hold again what they held before.
+  /// While it lives, the parameters hold copies of the averages; then, however the scope is left, they hold
+  /// again what they held before. What is written to them meanwhile is lost.
   class Scope {
    public:
     explicit Scope(ExponentialMovingAverage& average);

@@ -47,11 +47,11 @@ void Optimizer::complete(State& state, std::size_t slots) {
 }
 
 void Optimizer::step() {
+  std::vector<std::vector<OptimizerBatch>> all;  // of each group, one for each dtype and device
   std::size_t at = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const Group& group = groups_[g];
+  for (const Group& group : groups_) {
     const std::size_t slots = slots_of(group);
-    std::vector<OptimizerBatch> batches;  // one for each dtype and device
+    std::vector<OptimizerBatch>& batches = all.emplace_back();
     for (const Variable& parameter : group.parameters) {
       State& state = states_[at++];
       const Variable gradient = parameter.grad();
@@ -69,9 +69,12 @@ void Optimizer::step() {
       batch->steps.push_back(state.step);
       for (std::size_t k = 0; k < slots; ++k) batch->slots[k].push_back(state.slots[k]);
     }
-    for (OptimizerBatch& batch : batches) {
+    for (const OptimizerBatch& batch : batches) check_optimizer_batch(kind_, batch);
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (OptimizerBatch& batch : all[g]) {
       batch.lr = replayed_number(batch.parameters[0].device(), [this, g] { return groups_[g].lr; });
-      update(group, batch);
+      update(groups_[g], batch);
     }
   }
 }

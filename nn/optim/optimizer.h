@@ -39,7 +39,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates every parameter that has a gradient. Runs under no tape.
+  /// Updates every parameter that has a gradient. Runs under no tape. Throws Error, before any parameter
+  /// changes, when a gradient or a state does not fit its parameter.
   void step();
   void zero_grad() const;
 
