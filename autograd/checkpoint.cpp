@@ -19,13 +19,16 @@ class Collector final : public Recorder {
   }
   bool listening() const override { return true; }
   void record(Record record, const Variables& inputs) override {
-    for (const Variable& input : inputs) {
-      if (input.requires_grad() && known_.insert(input.identity().get()).second) found_.push_back(input);
-    }
+    for (const Variable& input : inputs) add(input);
     for (auto& output : record.outputs) {
       known_.insert(output.get());
       made_.push_back(std::move(output));  // kept, so that no address is used twice
     }
+  }
+  /// f uses `variable`.
+  void add(const Variable& variable) {
+    if (!variable.requires_grad() || !known_.insert(variable.identity().get()).second) return;
+    found_.push_back(variable);
   }
   const Variables& found() const { return found_; }
 
@@ -120,7 +123,9 @@ Variable checkpoint(const Function& f, const Variables& inputs) {
   Tensor result;
   {
     Collector collector(inputs);
-    result = f(inputs).tensor();
+    const Variable y = f(inputs);
+    collector.add(y);  // f may return what it reaches by a captured handle
+    result = y.tensor();
     all.insert(all.end(), collector.found().begin(), collector.found().end());
   }
   return call<Checkpoint>(all, f, inputs.size(), std::move(result), before);

@@ -107,6 +107,11 @@ Variables Tape::take_output_gradients(const Record& record, Gradients& gradients
 
 Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, const Identities& wanted) {
   check(!walking_, "backward: the tape is being walked already");
+  if (y.identity()->leaf && wanted.contains(y.identity().get())) {  // gradient(x, {x})
+    Gradients gradients;
+    gradients[y.identity().get()].value = seed(y, options.gradient);
+    return gradients;
+  }
   const auto producer = producers_.find(y.identity().get());
   check(producer != producers_.end(), "backward: y was not recorded on this tape");
   const FlagScope walking(walking_);
@@ -130,12 +135,15 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
 
     check(!entry.walked, record.op_name, ": the tape was walked before and what this op saved is gone; pass ",
           "{.retain = true} to the first walk");
+    record.context.check_saved(record.op_name);
     const OpContext fewer = restricted ? record.context.restricted(is_needed) : OpContext();
     const OpContext& context = restricted ? fewer : record.context;
     const auto start = std::chrono::steady_clock::now();
     const Variables results = record.op->backward(context, outputs);
     entry.backward_time = std::chrono::steady_clock::now() - start;
-    if (anomaly_mode()) detail::check_finite(record.op_name, "backward", results, record.output_shapes);
+    if (anomaly_mode()) {
+      detail::check_finite(record.op_name, "backward", results, "output gradients", record.output_shapes);
+    }
     check(results.size() <= record.inputs.size(), record.op_name, ": backward made ", results.size(),
           " gradients for ", record.inputs.size(), " inputs");
     for (std::size_t k = 0; k < results.size(); ++k) {

@@ -13,6 +13,11 @@
 //   Variable gx;
 //   { Tape inner; gx = inner.gradient(f(x), {x})[0]; }
 //   outer.backward(sum(square(gx)));
+//
+// A record saves tensors, not copies of them. When one that a walk needs was overwritten in place after its
+// op ran (Tensor::version()), or replaced by Variable::set_tensor(), the walk throws Error, which names the
+// op. As in PyTorch, the count is the storage's, so that a write to one slice counts for all, and writes
+// through data() and raw() are not seen unless followed by bump_version().
 #pragma once
 
 #include <cstdint>
@@ -47,7 +52,7 @@ class Tape final : private Recorder {
   void backward(const Variable& y, const BackwardOptions& options = {});
 
   /// The gradients of y with respect to `xs`, which may be leaves or results; grad() is not touched.
-  /// Zeros where y does not depend on x. Throws Error as backward() does.
+  /// Zeros where y does not depend on x; y may be one of xs, also a leaf. Throws Error as backward() does.
   Variables gradient(const Variable& y, const Variables& xs, const BackwardOptions& options = {});
 
   /// The number of recorded ops.

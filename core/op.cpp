@@ -24,15 +24,37 @@ const Variable& OpContext::output(std::size_t i) const {
   return kept(outputs_, i, "output");
 }
 
+template <class F>
+void OpContext::for_each_saved(const F& f) const {
+  const std::pair<const char*, const Variables*> lists[] = {
+      {"input", &inputs_}, {"output", &outputs_}, {"saved tensor", &extra_}};
+  for (const auto& [what, list] : lists) {
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      if ((*list)[i].defined()) f(what, i, (*list)[i].tensor());
+    }
+  }
+}
+
 std::size_t OpContext::saved_bytes() const {
   std::size_t bytes = 0;
-  for (const Variables* list : {&inputs_, &outputs_, &extra_}) {
-    for (const Variable& variable : *list) bytes += variable.defined() ? variable.tensor().bytes() : 0;
-  }
+  for_each_saved([&](const char*, std::size_t, const Tensor& tensor) { bytes += tensor.bytes(); });
   return bytes;
 }
 
+void OpContext::check_saved(const char* op) const {
+  std::size_t k = 0;
+  for_each_saved([&](const char* what, std::size_t i, const Tensor& tensor) {
+    const Seen& then = seen_[k++];
+    check(tensor.raw() == then.data, op, ": ", what, " ", i, ", which backward reads, was replaced by ",
+          tensor, " after forward");
+    check(tensor.version() == then.version, op, ": ", what, " ", i, ", ", tensor,
+          ", which backward reads, was changed in place after forward: it is at version ", tensor.version(),
+          " and was at ", then.version, "; change it after backward, or change a clone() of it");
+  });
+}
+
 void OpContext::drop_saved() {
+  seen_.clear();
   inputs_.clear();
   outputs_.clear();
   extra_.clear();
@@ -94,6 +116,9 @@ struct OpRunner {
       for (std::size_t i : context.kept_inputs_) context.inputs_.at(i) = inputs.at(i);
       context.outputs_.resize(outputs.size());
       for (std::size_t i : context.kept_outputs_) context.outputs_.at(i) = outputs.at(i);
+      context.for_each_saved([&](const char*, std::size_t, const Tensor& tensor) {
+        context.seen_.push_back({tensor.raw(), tensor.version()});
+      });
       record.op_name = op->name();
       record.op = op;
       record.context = std::move(context);
@@ -108,7 +133,7 @@ struct OpRunner {
     if (anomaly) {
       std::vector<Shape> shapes;
       for (const Tensor& tensor : tensors) shapes.push_back(tensor.shape());
-      detail::check_finite(op->name(), "forward", outputs, shapes);
+      detail::check_finite(op->name(), "forward", outputs, "inputs", shapes);
     }
     return outputs;
   }
@@ -131,15 +156,15 @@ bool anomaly_mode() {
   return anomaly;
 }
 
-void detail::check_finite(const char* op, const char* direction, const Variables& results,
-                          const std::vector<Shape>& inputs) {
+void detail::check_finite(const char* op, const char* direction, const Variables& results, const char* from,
+                          const std::vector<Shape>& shapes) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined() || !is_floating(results[i].dtype()) || all_finite(results[i].tensor()))
       continue;
-    std::string shapes;
-    for (const Shape& shape : inputs) shapes += concat(shapes.empty() ? "" : ", ", shape);
+    std::string list;
+    for (const Shape& shape : shapes) list += concat(list.empty() ? "" : ", ", shape);
     throw Error(concat(op, ": ", direction, " made a NaN or Inf in result ", i, " of shape ",
-                       results[i].shape(), " from inputs of shapes ", shapes));
+                       results[i].shape(), " from ", from, " of shapes ", list));
   }
 }
 

@@ -59,6 +59,8 @@ class OpContext {
   /// Bytes of what is saved.
   std::size_t saved_bytes() const;
 
+  /// For tapes: throws Error, naming `op`, when something saved has been overwritten or replaced since.
+  void check_saved(const char* op) const;
   /// For tapes: lets go of what is saved; shapes stay known.
   void drop_saved();
   /// For tapes: a copy that wants the gradient of input `i` only where `wanted(i)`.
@@ -76,6 +78,15 @@ class OpContext {
   Variables inputs_, outputs_, extra_;  // inputs_ and outputs_ are undefined where not kept
   std::vector<Shape> shapes_;
   std::vector<TensorOptions> options_;
+
+  /// Calls f(what, i, tensor) for everything saved, e.g. with "input" and its number.
+  template <class F>
+  void for_each_saved(const F& f) const;
+  struct Seen {
+    const void* data;
+    std::uint64_t version;
+  };
+  std::vector<Seen> seen_;  // everything saved, as it was when forward had run
 };
 
 /// A differentiable function of tensors. One object serves one call.
@@ -156,9 +167,10 @@ void set_anomaly_mode(bool on);
 bool anomaly_mode();
 
 namespace detail {
-/// For anomaly mode: throws Error when one of `results` holds a NaN or an Inf.
-void check_finite(const char* op, const char* direction, const Variables& results,
-                  const std::vector<Shape>& inputs);
+/// For anomaly mode: throws Error when one of `results` holds a NaN or an Inf. `from` says what has the
+/// shapes, e.g. "inputs".
+void check_finite(const char* op, const char* direction, const Variables& results, const char* from,
+                  const std::vector<Shape>& shapes);
 }  // namespace detail
 
 }  // namespace tapedeck

@@ -20,6 +20,7 @@ template <class F>
 void fill_row_major(const Tensor& x, Generator& generator, F fill) {
   check(!is_capturing() || x.device().is_cuda(),
         "random: a captured step draws numbers on the CPU, which its replays would not repeat");
+  x.bump_version();
   const std::uint64_t draw = generator.next();
   if (x.count() == 0) return;
   if (x.layout() == Layout::nchw) return fill(x, draw);

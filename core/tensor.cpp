@@ -1,5 +1,6 @@
 #include <tapedeck/core/tensor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include <tapedeck/core/backend.h>
@@ -66,19 +67,14 @@ double Tensor::item() const {
 
 Tensor Tensor::reshape(std::span<const std::int64_t> sizes) const {
   std::vector<std::int64_t> resolved(sizes.begin(), sizes.end());
-  std::int64_t known = 1, unknown = -1;
-  for (std::size_t i = 0; i < resolved.size(); ++i) {
-    if (resolved[i] != -1) {
-      known *= resolved[i];
-      continue;
-    }
-    check(unknown < 0, "reshape: only one size may be -1");
-    unknown = static_cast<std::int64_t>(i);
-  }
-  if (unknown >= 0) {
+  const auto unknown = std::find(resolved.begin(), resolved.end(), -1);
+  if (unknown != resolved.end()) {
+    check(std::find(unknown + 1, resolved.end(), -1) == resolved.end(), "reshape: only one size may be -1");
+    *unknown = 1;
+    const std::int64_t known = Shape(std::span<const std::int64_t>(resolved)).count();
     check(known > 0 && count() % known == 0, "reshape: ", shape_, " has ", count(), " elements, which ",
           known, " does not divide");
-    resolved[static_cast<std::size_t>(unknown)] = count() / known;
+    *unknown = count() / known;
   }
   const Shape shape{std::span<const std::int64_t>(resolved)};
   check(shape.count() == count(), "reshape: ", shape_, " has ", count(), " elements but ", shape, " has ",
@@ -129,11 +125,13 @@ Tensor Tensor::to(Layout layout) const {
 void Tensor::copy_(const Tensor& source) const {
   check(defined() && source.defined(), "copy_: a tensor is undefined");
   check(source.shape_ == shape_, "copy_: source has shape ", source.shape_, " but this tensor has ", shape_);
+  bump_version();
   const Device where = source.device().is_cuda() ? source.device() : device();
   if (count() > 0) TAPEDECK_KERNEL(where, copy)(source, *this);
 }
 
 void Tensor::fill_(double value) const {
+  bump_version();
   if (count() > 0) TAPEDECK_KERNEL(device(), fill)(*this, value);
 }
 

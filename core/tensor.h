@@ -1,6 +1,7 @@
 // Tensors: dense bytes with a shape, an element type and a layout.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -34,8 +35,12 @@ class Storage {
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  /// How often bump_version() was called. Any thread may call both.
+  std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  std::atomic<std::uint64_t> version_ = 0;
   Device device_;
   Stream stream_;
   Allocator* allocator_;
@@ -127,6 +132,14 @@ class Tensor {
   /// Overwrites the elements with those of `source`, of equal shape; converts dtype, layout and device.
   void copy_(const Tensor& source) const;
   void fill_(double value) const;
+
+  /// How often elements of this tensor's storage were overwritten, so that a tape can tell whether what it
+  /// saved is still the same: by copy_(), fill_(), random numbers and optimizers. Who writes through data()
+  /// or raw() to a tensor that is in use calls bump_version(). 0 for an undefined tensor.
+  std::uint64_t version() const { return storage_ ? storage_->version() : 0; }
+  void bump_version() const {
+    if (storage_) storage_->bump_version();
+  }
 
   /// Whether both handles share their storage.
   bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }

@@ -35,6 +35,7 @@ struct BatchNorm final : Op {
       mean.fill_(0);
       var.fill_(1);
     } else if (options_.training) {
+      for (const std::size_t running : {3, 4}) inputs[running].bump_version();
       TAPEDECK_KERNEL(x.device(), batch_norm_statistics)(x, options_, inputs[3], inputs[4], mean, var);
     } else {
       mean.copy_(inputs[3]);

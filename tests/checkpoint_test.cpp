@@ -166,6 +166,27 @@ TEST_F(Checkpoint, TakesAFunctionThatReturnsItsInputOrAConstant) {
   EXPECT_THAT(values(tape.gradient(sum_to(constant, {}), {x})[0]), Each(0));
 }
 
+TEST_F(Checkpoint, TakesAFunctionThatReturnsWhatItReachesByAHandle) {
+  Tape tape;
+  const Variable parameter = checkpoint([&](const Variables&) { return w; }, {x});
+  EXPECT_THAT(values(tape.gradient(sum_to(parameter * 3.0, {}), {w})[0]), Each(3));
+  const Variable result = w * 2.0;
+  const Variable same = checkpoint(
+      [&](const Variables& in) {
+        (void)(in[0] * w);
+        return result;
+      },
+      {x});
+  EXPECT_THAT(values(tape.gradient(sum_to(same, {}), {w})[0]), Each(2));
+}
+
+TEST_F(Checkpoint, NoticesAnInputThatChanged) {
+  Tape tape;
+  const Variable y = sum_to(checkpoint(f, {x, b}), {});
+  x.tensor().fill_(0);
+  EXPECT_THAT(error_of([&] { tape.backward(y); }), HasSubstr("checkpoint: input 0"));
+}
+
 TEST_F(Checkpoint, PassesErrorsOn) {
   bool fail = false;
   Tape tape;

@@ -152,7 +152,8 @@ TEST(Tape, AnomalyModeNamesTheOpThatFailsBackward) {
   set_anomaly_mode(true);
   EXPECT_THAT(
       error_of([&] { another.backward(z); }),
-      HasSubstr("lost: backward made a NaN or Inf in result 0 of shape [3] from inputs of shapes [3]"));
+      HasSubstr(
+          "lost: backward made a NaN or Inf in result 0 of shape [3] from output gradients of shapes [3]"));
   set_anomaly_mode(false);
   EXPECT_FALSE(x.grad().defined());
 }
@@ -346,6 +347,92 @@ TEST(Tape, RefusesWhatItCannotWalk) {
               }),
               HasSubstr("xs[1] does not require a gradient"));
   EXPECT_EQ(tape.gradient(y, {x}, {.gradient = Tensor::ones({2}, {.dtype = DType::float64})})[0].item(), 0);
+}
+
+TEST(Tape, NoticesWhatChangedBetweenForwardAndBackward) {
+  const Tensor changed = Tensor::full({4}, 3, {.dtype = DType::float64});
+  const Variable x = Variable::parameter(changed), w = Variable::parameter(changed.clone());
+  const auto expect_noticed = [&](const std::function<void()>& change, const std::string& text) {
+    Tape tape;
+    const Variable y = sum(mul(w, x));
+    change();
+    EXPECT_THAT(error_of([&] { tape.backward(y); }), HasSubstr(text));
+    EXPECT_FALSE(w.grad().defined());
+  };
+  const std::string in_place = "mul: input 1, float64 [4] on cpu, which backward reads, was changed in place";
+  expect_noticed([&] { changed.fill_(4); }, in_place + " after forward: it is at version 2 and was at 1;");
+  expect_noticed([&] { changed.copy_(w.tensor()); }, in_place);
+  expect_noticed([&] { changed.slice(1, 2).fill_(0); }, in_place);  // a view of the same storage
+  expect_noticed([&] { changed.reshape({2, 2}).copy_(Tensor::ones({2, 2})); }, in_place);
+  expect_noticed([&] { normal_(changed, 0, 1); }, in_place);
+  expect_noticed(
+      [&] {
+        changed.data<double>()[0] = 1;
+        changed.bump_version();
+      },
+      in_place);
+  expect_noticed([&] { x.set_tensor(changed.clone()); },
+                 "mul: input 1, which backward reads, was replaced by");
+  x.set_tensor(changed);
+
+  const auto expect_step_noticed = [&](optim::Optimizer&& optimizer) {
+    x.set_grad(Tensor::ones({4}, {.dtype = DType::float64}));
+    expect_noticed([&] { optimizer.step(); }, in_place);
+  };
+  expect_step_noticed(optim::SGD({x}, {.lr = 0.1}));
+  expect_step_noticed(optim::Adam({x}, {.lr = 0.1}));
+  expect_step_noticed(optim::RMSprop({x}, {.lr = 0.1}));
+}
+
+TEST(Tape, NoticesAChangedResultAndAChangedSavedTensor) {
+  const Variable x = leaf({0.5});
+  {
+    Tape tape;
+    const Variable y = exp(x);
+    y.tensor().fill_(7);
+    EXPECT_THAT(error_of([&] { tape.backward(y); }), HasSubstr("exp: output 0, float64 [1] on cpu, which"));
+  }
+  struct Keeper final : Op {
+    explicit Keeper(Tensor mask) : mask_(std::move(mask)) {}
+    const char* name() const override { return "keeper"; }
+    Tensors forward(OpContext& c, const Tensors& in) override {
+      c.save(mask_);
+      return {in[0].clone()};
+    }
+    Variables backward(const OpContext& c, const Variables& gy) override { return {gy[0] * c.saved(0)}; }
+    Tensor mask_;
+  };
+  const Tensor mask = Tensor::ones({1}, {.dtype = DType::float64});
+  Tape tape;
+  const Variable y = call<Keeper>({x}, mask);
+  mask.fill_(0);
+  EXPECT_THAT(error_of([&] { tape.backward(y); }), HasSubstr("keeper: saved tensor 0, float64 [1] on cpu"));
+}
+
+TEST(Tape, WhatBackwardDoesNotReadMayChange) {
+  const Variable x = leaf({1, 2}), w = leaf({3, 4}), frozen = leaf({5, 6});
+  Tape tape;
+  const Variable sum_of = x + w, product = x * frozen.detach();
+  const Variable y = sum(sum_of) + sum(product);
+  x.tensor().fill_(100);       // read by no backward: frozen wants no gradient
+  sum_of.tensor().fill_(100);  // an addition keeps nothing
+  tape.backward(y, {.retain = true});
+  EXPECT_THAT(x.grad().tensor().to_vector<double>(), ElementsAre(6, 7));
+  frozen.tensor().fill_(0);
+  EXPECT_THAT(error_of([&] { tape.backward(y); }), HasSubstr("mul: input 1"));
+}
+
+TEST(Tape, TheGradientOfALeafByItselfIsOne) {
+  const Variable x = leaf({2}), other = leaf({3, 4}), wide = leaf({1, 2});
+  Tape tape;
+  const Variables gradients = tape.gradient(x, {other, x});
+  EXPECT_THAT(gradients[0].tensor().to_vector<double>(), ElementsAre(0, 0));
+  EXPECT_EQ(gradients[1].item(), 1);
+  const Tensor seed = Tensor::from<double>({5, 6}, {2});
+  EXPECT_THAT(tape.gradient(wide, {wide}, {.gradient = seed})[0].tensor().to_vector<double>(),
+              ElementsAre(5, 6));
+  EXPECT_THAT(error_of([&] { (void)tape.gradient(wide, {wide}); }), HasSubstr("its gradient must be given"));
+  EXPECT_FALSE(x.grad().defined());
 }
 
 TEST(Tape, RefusesGradientsThatDoNotFit) {

@@ -34,6 +34,19 @@ TEST(Tensor, RefusesBadShapes) {
   EXPECT_THROW(Tensor::zeros({2}).data<double>(), Error);
 }
 
+TEST(Tensor, ReshapeRefusesSizesWhoseProductOverflows) {
+  const Tensor x = Tensor::ones({2, 3});
+  constexpr std::int64_t kHalf = std::int64_t{1} << 32;
+  EXPECT_THROW((void)x.reshape({kHalf, kHalf, -1}), Error);          // 2^64 would be 0
+  EXPECT_THROW((void)x.reshape({kHalf, kHalf + 1, 0, -1}), Error);   // hidden by a zero
+  EXPECT_THROW((void)x.reshape({(kHalf << 30) + 3, 4, -1}), Error);  // 12 modulo 2^64
+  EXPECT_THROW((void)Tensor::ones({12}).reshape({(kHalf << 30) + 3, 4, -1}), Error);
+  EXPECT_THROW((void)x.reshape({-2, -3, -1}), Error);  // their product is 6
+  EXPECT_THROW((void)x.reshape({-1, -1}), Error);
+  EXPECT_EQ(x.reshape({3, -1}).shape(), Shape({3, 2}));
+  EXPECT_EQ(x.reshape({-1, 6}).shape(), Shape({1, 6}));
+}
+
 TEST(HalfTypes, EveryPatternSurvivesTheRoundTrip) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     float16 h;
