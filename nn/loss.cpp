@@ -109,6 +109,8 @@ Variable ssim(const Variable& x, const Variable& y, const SsimOptions& options) 
   check(size >= 1 && size % 2 == 1, "ssim: window_size ", size, " is not legal; legal are odd numbers");
   check(x.rank() == 4 && x.size(2) >= size && x.size(3) >= size, "ssim: x has shape ", x.shape(),
         "; legal is [n, c, h, w] with h and w of at least the window's ", size);
+  check(x.count() > 0, "ssim: x has shape ", x.shape(),
+        "; legal is a batch of 1 or more, of 1 channel or more");
   check(options.sigma > 0, "ssim: sigma ", options.sigma, " is not legal; legal is above 0");
   if (size_of(x.dtype()) == 2) {
     return cast(ssim(cast(x, DType::float32), cast(y, DType::float32), options), x.dtype());

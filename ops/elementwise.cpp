@@ -118,10 +118,21 @@ struct Cast final : Op {
   DType dtype_;
 };
 
-/// Compares integers as float64, since the number need not be whole.
 Variable compare(const char* name, Comparison kind, const Variable& x, double value) {
-  const Variable left = is_floating(x.dtype()) ? x : Variable(x.tensor().to(DType::float64));
-  return call<Compare>({left, number(value, left)}, name, kind);
+  if (is_floating(x.dtype())) return call<Compare>({x, number(value, x)}, name, kind);
+  // Integers are compared as integers, since float64 does not hold them all: with the number, if it is one
+  // of them, or with the one below it. If there is none, all have one answer.
+  const bool less = kind == Comparison::lt || kind == Comparison::le;
+  const bool equality = kind == Comparison::eq || kind == Comparison::ne;
+  const double below = std::floor(value);
+  const bool in_range = below >= -0x1p63 && below < 0x1p63;  // false for NaN
+  if (!in_range || (equality && below != value)) {
+    const bool answer = equality ? kind == Comparison::ne : less ? value > 0 : value < 0;
+    return Tensor::full(x.shape(), answer, {DType::uint8, x.device(), x.tensor().layout()});
+  }
+  if (below != value) kind = less ? Comparison::le : Comparison::gt;
+  const Tensor whole = Tensor::from<std::int64_t>({static_cast<std::int64_t>(below)}, {}).to(x.device());
+  return call<Compare>({x.tensor().to(DType::int64), whole}, name, kind);
 }
 
 }  // namespace

@@ -29,7 +29,9 @@ Variable maximum(const Variable& a, const Variable& b);
 /// unless min <= max.
 Variable clamp(const Variable& x, double min, double max);
 
-/// Whether a and b compare so, as uint8: 1 or 0. A number is converted to a floating x's type first.
+/// Whether a and b compare so, as uint8: 1 or 0. A number is converted to a floating x's type first; with
+/// integers it is compared exactly. (As a float64 it is itself exact up to 2^53; compare with a tensor
+/// beyond.)
 Variable eq(const Variable& a, const Variable& b);
 Variable ne(const Variable& a, const Variable& b);
 Variable lt(const Variable& a, const Variable& b);

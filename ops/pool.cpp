@@ -19,9 +19,14 @@ namespace {
 /// The number of windows along one axis.
 std::int64_t window_count(const char* op, const char* axis, std::int64_t in, std::int64_t kernel,
                           std::int64_t stride, std::int64_t padding, std::int64_t dilation, bool ceil_mode) {
-  check(kernel >= 1, op, ": kernel_size ", kernel, " on axis ", axis, "; legal is 1 or more");
-  check(stride >= 1, op, ": stride ", stride, " on axis ", axis, "; legal is 1 or more");
-  check(dilation >= 1, op, ": dilation ", dilation, " on axis ", axis, "; legal is 1 or more");
+  const auto check_range = [&](const char* name, std::int64_t value) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // no sum below can overflow
+    check(value >= 1 && value <= kMost, op, ": ", name, " ", value, " on axis ", axis, "; legal is 1 to ",
+          kMost);
+  };
+  check_range("kernel_size", kernel);
+  check_range("stride", stride);
+  check_range("dilation", dilation);
   const std::int64_t window = dilation * (kernel - 1) + 1;
   check(padding >= 0 && padding <= window / 2, op, ": padding ", padding, " on axis ", axis,
         "; legal for a window of ", window, " is 0 to ", window / 2);
@@ -66,13 +71,11 @@ struct MaxPool2d final : Op {
   void check_windows(const char* axis, std::int64_t in, std::int64_t out, std::int64_t kernel,
                      std::int64_t stride, std::int64_t padding, std::int64_t dilation) const {
     for (std::int64_t o = 0; o < out; ++o) {
-      bool any = false;
-      for (std::int64_t k = 0; k < kernel; ++k) {
-        const std::int64_t i = o * stride - padding + k * dilation;
-        any = any || (i >= 0 && i < in);
-      }
-      check(any, "max_pool2d: window ", o, " on axis ", axis, " contains only padding: x's size is ", in,
-            ", kernel_size ", kernel, ", stride ", stride, ", padding ", padding, ", dilation ", dilation);
+      const std::int64_t start = o * stride - padding;
+      const std::int64_t k = start < 0 ? (-start + dilation - 1) / dilation : 0;  // the first tap from 0 on
+      check(k < kernel && start + k * dilation < in, "max_pool2d: window ", o, " on axis ", axis,
+            " contains only padding: x's size is ", in, ", kernel_size ", kernel, ", stride ", stride,
+            ", padding ", padding, ", dilation ", dilation);
     }
   }
 
@@ -121,13 +124,18 @@ namespace {
 
 /// One axis of the windows: window o has its k-th tap at o * stride - padding + k * dilation. The windows
 /// whose k-th tap is in the image are begin[k] to before end[k]; first[o] is the first such tap of window o.
+/// The first and last taps are left out while they are in the padding for every window.
 struct Windows {
   std::int64_t in, out, kernel, stride, padding, dilation;
   std::vector<std::int64_t> begin, end, first;
 
   Windows(std::int64_t size, std::int64_t count, std::int64_t taps, std::int64_t step, std::int64_t before,
           std::int64_t spread)
-      : in(size), out(count), kernel(taps), stride(step), padding(before), dilation(spread) {
+      : in(size), out(count), stride(step), dilation(spread) {
+    const std::int64_t left_out =
+        std::max<std::int64_t>(0, before - (count - 1) * step + spread - 1) / spread;
+    kernel = std::min(taps, (size - 1 + before) / spread + 1) - left_out;
+    padding = before - left_out * spread;
     for (std::int64_t o = 0; o < out; ++o)
       first.push_back(std::max<std::int64_t>(0, -at(o, 0) + dilation - 1) / dilation);
     for (std::int64_t k = 0; k < kernel; ++k) {
@@ -140,7 +148,7 @@ struct Windows {
 
 /// Rows o0 to before o1 of windows on a plane of pixels with `inner` channels each: the largest value of each
 /// window and channel, and the tap that it is at, i * w.kernel + j. The tap is an A too, so that both are
-/// chosen in one vector; float32 holds it exactly below 2^24. `candidate` is scratch of the same size.
+/// chosen in one vector; A holds all taps exactly. `candidate` is scratch of the same size.
 template <class T, class A>
 void max_pool_rows(const T* plane, const Windows& h, const Windows& w, std::int64_t o0, std::int64_t o1,
                    std::int64_t inner, A* best, A* tap, A* candidate) {
@@ -190,8 +198,7 @@ void max_pool2d(const Tensor& x, const MaxPool2dOptions& options, const Tensor& 
   const std::int64_t planes = x.count() / (h.in * w.in * inner);
   const std::int64_t rows = std::clamp<std::int64_t>(512 / row, 1, h.out), blocks = (h.out + rows - 1) / rows;
   const std::int64_t work = rows * row * h.kernel * w.kernel;
-  visit_floating("max_pool2d", x.dtype(), [&]<class T>() {
-    using A = accumulate_t<T>;
+  const auto run = [&]<class T, class A>() {
     const T* in = x.data<T>();
     T* out = y.data<T>();
     std::int64_t* where = index.defined() ? index.data<std::int64_t>() : nullptr;
@@ -214,6 +221,11 @@ void max_pool2d(const Tensor& x, const MaxPool2dOptions& options, const Tensor& 
         }
       }
     });
+  };
+  visit_floating("max_pool2d", x.dtype(), [&]<class T>() {
+    constexpr std::int64_t kExactInFloat = 1 << 24;
+    if (h.kernel * w.kernel > kExactInFloat) return run.template operator()<T, double>();
+    run.template operator()<T, accumulate_t<T>>();
   });
 }
 

@@ -22,6 +22,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+/// What softmax is computed in.
+DType widened(DType dtype) {
+  return dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
 struct Softmax final : Op {
   Softmax(int dim, bool logarithm) : dim_(dim), logarithm_(logarithm) {}
   const char* name() const override { return logarithm_ ? "log_softmax" : "softmax"; }
@@ -52,17 +57,22 @@ struct LogSumExp final : Op {
     check_defined(name(), "x", x[0]);
     check_floating(name(), "x", x[0]);
     context.save_input(0);
-    context.save_output(0);
     Tensor out = dims_.empty_result(x[0], x[0].dtype());
     if (out.count() > 0) TAPEDECK_KERNEL(out.device(), logsumexp)(x[0], out.reshape(dims_.kept));
     return {out};
   }
+  // gx = gy exp(x - m) / s, the softmax of x, where m is a constant: its choice does not matter. y, which is
+  // m + log s, is not used: where m is large, rounding it loses log s.
   Variables backward(const OpContext& context, const Variables& gy) override {
-    const Variable& x = context.input(0);
-    const Variable y = reshape(context.output(0), dims_.kept);
-    const Variable zero = Tensor::zeros({}, {y.dtype(), y.device()});
-    const Variable finite = where(eq(y, -kInfinity), zero, y);  // exp(-inf - 0) is 0
-    return {reshape(gy[0], dims_.kept) * exp(x - finite)};
+    const DType dtype = context.input_options(0).dtype, wide = widened(dtype);
+    const Variable x = cast(context.input(0), wide);
+    if (x.count() == 0) return {};
+    const Tensor m = Tensor::empty(dims_.kept, x.tensor().options());
+    TAPEDECK_KERNEL(m.device(), extreme)(Extreme::max, x.tensor(), m);
+    const Variable zero = Tensor::zeros({}, {wide, m.device()}), one = zero + 1.0;
+    const Variable e = exp(x - where(eq(abs(m), kInfinity), zero, m));  // infinity - infinity would be NaN
+    const Variable s = sum_to(e, dims_.kept), total = where(eq(s, 0), one, s);
+    return {cast(cast(reshape(gy[0], dims_.kept), wide) * (e / total), dtype)};
   }
 
  private:
@@ -121,7 +131,7 @@ Statistics statistics(const Tensor& x, const Tensor& reduced) {
 
 void softmax(const Tensor& x, int dim, bool logarithm, const Tensor& out) {
   // m and s in the compute type, so that they can be broadcast against x.
-  const DType dtype = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const DType dtype = widened(x.dtype());
   const Tensor largest = Tensor::empty(x.shape().with(dim, 1), {dtype, {}, x.layout()});
   const Tensor total = Tensor::empty_like(largest);
   Statistics stats = statistics(x, largest);

@@ -179,6 +179,29 @@ TEST(Elementwise, ComparesWithNumbers) {
   EXPECT_THAT(gt(x, 2).tensor().to_vector<std::uint8_t>(), ElementsAre(0, 0, 1));
 }
 
+TEST(Elementwise, ComparesIntegersWithNumbersExactly) {
+  constexpr std::int64_t kBig = std::int64_t{1} << 53, kMost = std::numeric_limits<std::int64_t>::max();
+  const std::vector<std::int64_t> whole = {-kMost - 1, -kBig - 1, -3,   -2,       -1,        0,    1,
+                                           2,          3,         kBig, kBig + 1, kMost - 1, kMost};
+  const double inf = std::numeric_limits<double>::infinity();
+  const Tensor x = Tensor::from(whole, {static_cast<std::int64_t>(whole.size())});
+  for (const double value :
+       {-inf, -0x1p63, -0x1p53, -2.5, -2.0, -0.25, 0.0, 0.5, 2.0, 0x1p53, 0x1p63, inf, std::nan("")}) {
+    std::vector<std::uint8_t> expected[6];
+    for (const std::int64_t i : whole) {
+      const auto v = static_cast<long double>(value), n = static_cast<long double>(i);  // 64 bits: exact
+      const bool answers[] = {n == v, n != v, n<v, n <= v, n> v, n >= v};
+      for (int k = 0; k < 6; ++k) expected[k].push_back(answers[k]);
+    }
+    EXPECT_EQ(eq(x, value).tensor().to_vector<std::uint8_t>(), expected[0]) << value;
+    EXPECT_EQ(ne(x, value).tensor().to_vector<std::uint8_t>(), expected[1]) << value;
+    EXPECT_EQ(lt(x, value).tensor().to_vector<std::uint8_t>(), expected[2]) << value;
+    EXPECT_EQ(le(x, value).tensor().to_vector<std::uint8_t>(), expected[3]) << value;
+    EXPECT_EQ(gt(x, value).tensor().to_vector<std::uint8_t>(), expected[4]) << value;
+    EXPECT_EQ(ge(x, value).tensor().to_vector<std::uint8_t>(), expected[5]) << value;
+  }
+}
+
 TEST(Elementwise, IntegersWhereTheyMakeSense) {
   const Tensor x = Tensor::from({std::int64_t{-3}, std::int64_t{0}, std::int64_t{5}}, {3});
   EXPECT_THAT(abs(x).tensor().to_vector<std::int64_t>(), ElementsAre(3, 0, 5));

@@ -387,6 +387,8 @@ TEST(Ssim, RejectsWhatDoesNotFit) {
                "ssim: x has shape [1,1,10,20]; legal is [n, c, h, w] with h and w of at least");
   expect_error([&] { ssim(x, x, {.window_size = 4}); },
                "ssim: window_size 4 is not legal; legal are odd numbers");
+  const Tensor none = Tensor::ones({0, 1, 20, 20});
+  expect_error([&] { ssim(none, none); }, "ssim: x has shape [0,1,20,20]; legal is a batch of 1 or more");
   expect_error([&] { ssim(x, Tensor::ones({1})); }, "ssim: x has shape [1,1,10,20] but y has [1]");
 }
 

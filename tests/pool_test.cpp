@@ -250,14 +250,53 @@ TEST(Pool, FirstAndSecondDerivatives) {
   both([](const Variable& x) { return adaptive_avg_pool2d(x, {3, 6}); });
 }
 
+TEST(Pool, GiantWindowsAreWhatTheirTapsInTheImageAre) {
+  // Windows that begin and end far outside of the image: their taps there are neither visited nor counted.
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(7 * 6);
+  for (float& number : numbers) number = normal(random);
+  const Variable x = Variable::parameter(Tensor::from(numbers, {1, 1, 7, 6}));
+  constexpr std::int64_t kGiant = 2'000'000'000, kBefore = kGiant / 2;
+  Tape tape;
+  // Rows: window o holds rows max(0, 2 o - kBefore) to before 2 o - kBefore + kGiant, so all of them.
+  const Variable y = max_pool2d(x, {.kernel_size = {kGiant, 2}, .stride = {2, 2}, .padding = {kBefore, 0}});
+  ASSERT_EQ(y.shape(), Shape({1, 1, 4, 3}));
+  for (std::int64_t o = 0; o < 4; ++o) {
+    for (std::int64_t p = 0; p < 3; ++p) {
+      float largest = -1e9f;
+      for (std::int64_t i = 0; i < 14; ++i) largest = std::max(largest, numbers[i / 2 * 6 + 2 * p + i % 2]);
+      EXPECT_EQ(values(y)[o * 3 + p], largest);
+    }
+  }
+  double total = 0;
+  for (const double g : values(tape.gradient(sum(y), {x})[0])) total += g;
+  EXPECT_EQ(total, 12);
+  EXPECT_EQ(values(avg_pool2d(x, {.kernel_size = kGiant, .stride = kGiant, .padding = kBefore})).size(), 1u);
+
+  // More taps than float32 can count: the last pixel is the largest.
+  constexpr std::int64_t kSide = 4099;
+  const Variable large = Variable::parameter(Tensor::zeros({1, 1, kSide, kSide}));
+  large.tensor().data<float>()[large.count() - 1] = 1;
+  const Variable whole = max_pool2d(large, {.kernel_size = kSide});
+  EXPECT_EQ(tape.gradient(whole, {large})[0].tensor().data<float>()[large.count() - 1], 1);
+}
+
 TEST(Pool, ErrorsNameValuesAndRanges) {
   const Variable x = Tensor::zeros({1, 1, 4, 5});
   const auto max_error = [&](const MaxPool2dOptions& options, const char* text) {
     EXPECT_THAT([&] { max_pool2d(x, options); }, ThrowsMessage<Error>(HasSubstr(text)));
   };
-  max_error({.kernel_size = {2, 0}}, "max_pool2d: kernel_size 0 on axis w; legal is 1 or more");
-  max_error({.kernel_size = 2, .stride = {1, 0}}, "max_pool2d: stride 0 on axis w; legal is 1 or more");
-  max_error({.kernel_size = 2, .dilation = {-1, 1}}, "max_pool2d: dilation -1 on axis h; legal is 1 or more");
+  max_error({.kernel_size = {2, 0}}, "max_pool2d: kernel_size 0 on axis w; legal is 1 to 2147483647");
+  max_error({.kernel_size = 2, .stride = {1, 0}}, "max_pool2d: stride 0 on axis w; legal is 1 to");
+  max_error({.kernel_size = 2, .dilation = {-1, 1}}, "max_pool2d: dilation -1 on axis h; legal is 1 to");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  max_error({.kernel_size = {kMost, 1}},
+            "max_pool2d: kernel_size 9223372036854775807 on axis h; legal is 1 to");
+  max_error({.kernel_size = 2, .stride = kMost}, "max_pool2d: stride 9223372036854775807 on axis h");
+  max_error({.kernel_size = 3, .dilation = kMost / 2 + 1}, "dilation 4611686018427387904 on axis h");
+  max_error({.kernel_size = 2147483647, .padding = kMost - 5}, "padding 9223372036854775802 on axis h");
+  max_error({.kernel_size = 2147483647, .dilation = 2147483647}, "a window of 4611686011984936963 on axis h");
   max_error({.kernel_size = 3, .padding = {2, 1}},
             "max_pool2d: padding 2 on axis h; legal for a window of 3 is 0 to 1");
   max_error({.kernel_size = {5, 5}},

@@ -104,6 +104,38 @@ TEST(Softmax, LargeInputs) {
                   static_cast<float>(10001 + lse));
 }
 
+TEST(LogSumExp, TheGradientOfLargeInputsIsTheirSoftmax) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16, DType::float16}) {
+    for (const double offset : {0.0, -512.0, 1024.0, 60000.0}) {
+      // The logarithm is lost when the result is rounded, and the neighbours of `offset` are far apart.
+      const double step = dtype == DType::bfloat16  ? offset / 128
+                          : dtype == DType::float16 ? offset / 1024
+                                                    : 1;
+      const Tensor x =
+          Tensor::from<double>({offset, offset, offset + step, offset, offset - 3 * step, offset}, {2, 3});
+      const Variable v = Variable::parameter(x.to(dtype));
+      const auto gradient = [&](const std::vector<int>& dims) {
+        Tape tape;
+        return tape.gradient(sum(logsumexp(v, dims)), {v})[0].tensor().to_vector<double>();
+      };
+      const auto softmax_of = [](std::vector<double>& line) {
+        const double total = log_sum_exp(line);
+        for (double& value : line) value = std::exp(value - total);
+      };
+      const Tensor rounded = v.tensor().to(DType::float64);
+      const auto rows = for_each_line(rounded, 1, softmax_of),
+                 columns = for_each_line(rounded, 0, softmax_of);
+      const auto all = for_each_line(rounded.reshape({1, 6}), 1, softmax_of);
+      const double close = size_of(dtype) == 2 ? 4e-3 : 1e-6;
+      for (std::size_t i = 0; i < 6; ++i) {
+        EXPECT_NEAR(gradient({1})[i], rows[i], close) << to_string(dtype) << " " << offset << " " << i;
+        EXPECT_NEAR(gradient({0})[i], columns[i], close) << to_string(dtype) << " " << offset << " " << i;
+        EXPECT_NEAR(gradient({})[i], all[i], close) << to_string(dtype) << " " << offset << " " << i;
+      }
+    }
+  }
+}
+
 TEST(Softmax, InfinitiesAndNan) {
   const Tensor x = Tensor::from({-kInf, -kInf, 1.0, -kInf, kInf, 1.0, kNan, 0.0}, {4, 2});
   expect_values(logsumexp(x, {1}).tensor(), {-kInf, 1, kInf, kNan}, 0);
