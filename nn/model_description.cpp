@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 
+#include <tapedeck/core/memory.h>
 #include <tapedeck/nn/activation.h>
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/dropout.h>
@@ -279,6 +280,27 @@ double parameters_of(std::string_view name, const Values& v) {
   return results * (filter + (v.flag("bias", true) ? 1 : 0));
 }
 
+/// Hands out another allocator's memory, up to a limit.
+class LimitedAllocator final : public Allocator {
+ public:
+  LimitedAllocator(Allocator& source, std::size_t limit) : source_(source), limit_(limit) {}
+  void* allocate(std::size_t bytes, Stream stream) override {
+    check(bytes <= limit_ - in_use_, "the activations would take ", format_bytes(bytes), " beside the ",
+          format_bytes(in_use_), " in use; legal are at most ", format_bytes(limit_));
+    void* pointer = source_.allocate(bytes, stream);
+    in_use_ += bytes;
+    return pointer;
+  }
+  void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
+    in_use_ -= bytes;
+    source_.deallocate(pointer, bytes, stream);
+  }
+
+ private:
+  Allocator& source_;
+  std::size_t limit_, in_use_ = 0;
+};
+
 /// Runs `f`; an Error that leaves it gets `place` in front.
 template <class F>
 auto at(const std::string& source, int line, F&& f) {
@@ -362,11 +384,14 @@ Sequential ModelDescription::build(std::int64_t max_parameters) const {
   return model;
 }
 
-std::vector<ModelDescription::Row> ModelDescription::trace(const Sequential& model,
-                                                           const Shape& input) const {
+std::vector<ModelDescription::Row> ModelDescription::trace(const Sequential& model, const Shape& input,
+                                                           std::size_t max_bytes) const {
   check(model.size() == layers_.size(), "model description: the model has ", model.size(), " layers, not ",
         layers_.size());
-  NoTape no_tape;
+  const NoTape no_tape;
+  LimitedAllocator limited(Context::current(Device{}).allocator(), max_bytes);
+  const Context context(Device{}, nullptr, limited);
+  const ContextScope scope(context);
   std::vector<Row> rows;
   Variable x = Tensor::zeros(input);
   for (std::size_t i = 0; i < layers_.size(); ++i) {

@@ -15,6 +15,7 @@
 // defaults. Text from anywhere is safe to read: what is wrong is an Error that names the line.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -48,8 +49,10 @@ class ModelDescription {
     std::int64_t parameters = 0;
   };
   /// Runs `model`, which build() made, on zeros of shape `input` in evaluation mode. Throws Error, naming
-  /// the line, when a layer does not take what the one before makes.
-  std::vector<Row> trace(const Sequential& model, const Shape& input) const;
+  /// the line, when a layer does not take what the one before makes, and when its tensors together with its
+  /// input would take more than `max_bytes`.
+  std::vector<Row> trace(const Sequential& model, const Shape& input,
+                         std::size_t max_bytes = std::size_t{1} << 32) const;
 
  private:
   struct Layer {

@@ -177,6 +177,26 @@ TEST(ModelDescription, TraceNamesTheLayerThatDoesNotFit) {
   EXPECT_THAT(error_of([&] { description.trace(model, {1, 3}); }), StartsWith("m.txt:3: linear: "));
 }
 
+TEST(ModelDescription, TraceRefusesActivationsThatAreTooLarge) {
+  // Few parameters, and 2^48 pixels.
+  const auto description =
+      ModelDescription::parse("relu\nadaptive_avg_pool2d size=16777216x16777216\n", "m.txt");
+  const Sequential model = description.build();
+  EXPECT_THAT(error_of([&] {
+                description.trace(model, {1, 1, 4, 4});
+              }),
+              StartsWith("m.txt:2: the activations would take 1.00 PiB beside the 64 B in use; legal are at "
+                         "most 4.00 GiB"));
+  const auto upsample = ModelDescription::parse("upsample scale=4\nupsample scale=4", "m.txt");
+  const Sequential small = upsample.build();
+  EXPECT_EQ(upsample.trace(small, {1, 1, 4, 4}, 17 * 1024 + 64).back().output, (Shape{1, 1, 64, 64}));
+  EXPECT_THAT(error_of([&] { upsample.trace(small, {1, 1, 4, 4}, 16 * 1024); }), StartsWith("m.txt:2: "));
+  EXPECT_THAT(error_of([&] {
+                upsample.trace(small, {1, 1, 64, 64}, 100);
+              }),
+              StartsWith("the activations would take 16.00 KiB"));
+}
+
 TEST(ModelDescription, LoadsFiles) {
   const std::string path = testing::TempDir() + "model_description_test.txt";
   std::ofstream(path) << "linear in=3 out=5\nrelu\n";
