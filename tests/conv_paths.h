@@ -24,7 +24,7 @@ void for_each_path(F f) {
     limit_instruction_set(set);
     if (instruction_set() != set) continue;  // the machine has less
     for (ConvAlgorithm algorithm :
-         {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows}) {
+         {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows, ConvAlgorithm::winograd}) {
       set_conv_algorithm(algorithm);
       SCOPED_TRACE(to_string(set) + ", " + to_string(algorithm));
       f();

@@ -33,6 +33,14 @@ TEST(ConvSweep, OnPlanesOnly) {
   sweep(9, 300, 40, 12, check_plain);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
+TEST(ConvSweep, WithMinimalFilteringWhereItCan) {
+  set_conv_algorithm(ConvAlgorithm::winograd);
+  sweep(12, 4000, 6, 3, check_transposed);
+  sweep(13, 300, 12, 24, check_transposed);
+  sweep(14, 300, 40, 12, check_plain);
+  sweep(15, 20, 8, 90, check_transposed);
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
 TEST(ConvSweep, WithWindowsOnly) {
   set_conv_algorithm(ConvAlgorithm::windows);
   sweep(10, 4000, 6, 3, check_transposed);

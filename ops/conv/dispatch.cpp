@@ -17,8 +17,9 @@ namespace tapedeck {
 namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
-    ConvAlgorithm::direct,    ConvAlgorithm::simt,      ConvAlgorithm::tensor, ConvAlgorithm::wgmma};
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,
+    ConvAlgorithm::windows,   ConvAlgorithm::winograd,  ConvAlgorithm::direct,
+    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -37,6 +38,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "planes";
     case ConvAlgorithm::windows:
       return "windows";
+    case ConvAlgorithm::winograd:
+      return "winograd";
     case ConvAlgorithm::direct:
       return "direct";
     case ConvAlgorithm::simt:
@@ -85,34 +88,49 @@ ConvPath path_of(Lanes lanes) {
   return ConvPath::wide;
 }
 
+/// The cheapest of the paths that are not excluded.
 template <class F>
-bool on_planes(Layout layout, DType dtype, F suit) {
-  if (layout != Layout::nchw || conv_algorithm() == ConvAlgorithm::windows) return false;
-  if (conv_algorithm() == ConvAlgorithm::planes) return true;
-  return dtype == DType::float64 ? suit.template operator()<double>() : suit.template operator()<float>();
+ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, ConvPath otherwise, F cost) {
+  const bool can_planes = layout == Layout::nchw, can_winograd = is_winograd(g.h) && is_winograd(g.w);
+  switch (conv_algorithm()) {
+    case ConvAlgorithm::windows:
+      return otherwise;
+    case ConvAlgorithm::planes:
+      if (can_planes) return ConvPath::planes;
+      break;
+    case ConvAlgorithm::winograd:
+      if (can_winograd) return ConvPath::winograd;
+      break;
+    default:
+      break;
+  }
+  const Costs costs =
+      dtype == DType::float64 ? cost.template operator()<double>() : cost.template operator()<float>();
+  const double planes = can_planes ? costs.planes : costs.otherwise;
+  const double winograd = can_winograd ? costs.winograd : costs.otherwise;
+  if (planes < std::min(winograd, costs.otherwise)) return ConvPath::planes;
+  return winograd < costs.otherwise ? ConvPath::winograd : otherwise;
 }
 
 /// The path of a call with results of `dtype`, x and y having the layout.
 ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  if (on_planes(layout, dtype, [&]<class T>() { return planes_suit<T>(g, direction); }))
-    return ConvPath::planes;
   const bool transposed = direction == Direction::transposed;
   const std::int64_t from = transposed ? g.group_ci() : g.group_co(),
                      to = transposed ? g.group_co() : g.group_ci();
-  return path_of(dtype == DType::float64 ? lanes_of<double>(g.groups, from, to)
-                                         : lanes_of<float>(g.groups, from, to));
+  const Lanes lanes =
+      dtype == DType::float64 ? lanes_of<double>(g.groups, from, to) : lanes_of<float>(g.groups, from, to);
+  return cheapest(g, dtype, layout, path_of(lanes), [&]<class T>() { return costs<T>(g, direction); });
 }
 
 ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  if (on_planes(layout, dtype, [&]<class T>() { return planes_suit_weight_grad<T>(g); }))
-    return ConvPath::planes;
   const Lanes lanes = dtype == DType::float64 ? lanes_of<double>(g.groups, g.group_ci(), g.group_co())
                                               : lanes_of<float>(g.groups, g.group_ci(), g.group_co());
-  return lanes == Lanes::channelwise ? ConvPath::channelwise : ConvPath::wide;
+  return cheapest(g, dtype, layout, lanes == Lanes::channelwise ? ConvPath::channelwise : ConvPath::wide,
+                  [&]<class T>() { return weight_grad_costs<T>(g); });
 }
 
 /// Calls f with float or double tensors: half types are computed in float32.
@@ -132,6 +150,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
                       if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
+                      if (path == ConvPath::winograd) return winograd<T>(g, direction, a, b, start, out);
                       windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
 }
@@ -160,6 +179,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
+                      if (path == ConvPath::winograd) return winograd_weight_grad<T>(g, a, b, out);
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
                     });
@@ -175,6 +195,8 @@ std::string to_string(ConvPath path) {
       return "matrix";
     case ConvPath::planes:
       return "planes";
+    case ConvPath::winograd:
+      return "winograd";
     case ConvPath::thin:
       return "thin";
     case ConvPath::channelwise:

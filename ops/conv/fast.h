@@ -14,6 +14,15 @@ template <class T>
 void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to);
 
+/// winograd.cpp. Where is_winograd() on both axes; any layouts of `from` and `to`.
+template <class T>
+void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+              const Tensor& bias, const Tensor& to);
+/// winograd_weight_grad.cpp. Any layouts of x and y.
+template <class T>
+void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                          const Tensor& w);
+
 /// pixel_sums.cpp. x and y nchw; w row-major.
 template <class T>
 void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);

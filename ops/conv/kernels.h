@@ -6,6 +6,7 @@
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
 //   planes       nchw tensors where a model of the costs says so: the lanes are pixels. (correlate.cpp,
 //                pixel_sums.cpp)
+//   winograd     many channels and dilation 1, where the model says so: minimal filtering. (winograd.h)
 //   thin         few result channels, and more channels that are read: the lanes of vectors are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.
 //   wide         the rest: the lanes are the result channels of a group.
@@ -22,9 +23,9 @@
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
-// CPU `planes` wherever tensors are nchw, `windows`, which is what is neither of these; on a GPU `direct`,
-// `tensor`, `wgmma` and `simt`. What a device does not have, or what cannot compute a call, counts as
-// `automatic`.
+// CPU `planes` wherever tensors are nchw, `winograd` wherever it can, `windows`, which is none of these; on a
+// GPU `direct`, `tensor`, `wgmma` and `simt`. What a device does not have, or what cannot compute a call,
+// counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -40,6 +41,7 @@ enum class ConvAlgorithm : std::uint8_t {
   reference,
   planes,
   windows,
+  winograd,
   direct,
   simt,
   tensor,
@@ -55,7 +57,7 @@ std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
-enum class ConvPath : std::uint8_t { reference, matrix, planes, thin, channelwise, wide };
+enum class ConvPath : std::uint8_t { reference, matrix, planes, winograd, thin, channelwise, wide };
 
 std::string to_string(ConvPath path);
 

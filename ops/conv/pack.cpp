@@ -102,11 +102,11 @@ Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to) {
 }
 
 template <class T>
-Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias) {
+Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor& bias) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t lanes = kernels.lanes, taps = map.taps(), all = map.groups * map.to_channels;
   Packed<T> packed;
-  packed.lanes = lanes_of<T>(map.groups, map.from_channels, map.to_channels);
+  packed.lanes = lane_use;
   packed.depth = map.from_channels;
   packed.pixel = map.groups * map.from_channels;
   std::int64_t unit = lanes, most = kernels.max_vectors, groups = map.groups, channels = map.to_channels;
@@ -149,7 +149,7 @@ Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias) {
 
 template Lanes lanes_of<float>(std::int64_t, std::int64_t, std::int64_t);
 template Lanes lanes_of<double>(std::int64_t, std::int64_t, std::int64_t);
-template Packed<float> pack<float>(const ConvMap&, const Tensor&, const Tensor&);
-template Packed<double> pack<double>(const ConvMap&, const Tensor&, const Tensor&);
+template Packed<float> pack<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
+template Packed<double> pack<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 
 }  // namespace tapedeck::cpu

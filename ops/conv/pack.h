@@ -39,8 +39,8 @@ struct Packed {
 template <class T>
 Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to);
 
-/// The weights of a call; bias may be undefined.
+/// The weights of a call for such lanes; bias may be undefined.
 template <class T>
-Packed<T> pack(const ConvMap& map, const Tensor& w, const Tensor& bias);
+Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias);
 
 }  // namespace tapedeck::cpu

@@ -29,7 +29,7 @@ class Windows {
         from_(from),
         to_(to),
         kernels_(micro::kernels<T>()),
-        packed_(pack<T>(map, w, bias)),
+        packed_(pack<T>(map, lanes_of<T>(map.groups, map.from_channels, map.to_channels), w, bias)),
         planar_(to.layout() == Layout::nchw) {}
 
   void run() {

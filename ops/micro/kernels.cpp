@@ -19,6 +19,8 @@ namespace {
 #include <tapedeck/ops/micro/strided.inl>
 
 #include <tapedeck/ops/micro/planes.inl>
+
+#include <tapedeck/ops/micro/winograd.inl>
 }  // namespace
 
 template <class T>
@@ -39,6 +41,7 @@ constexpr Kernels<T> kKernels = {
     .pixel_sums = pixel_sums<T>,
     .split = split<T>,
     .join = join<T>,
+    .winograd = winograd<T>,
     .stream = stream<T>,
 };
 

@@ -112,6 +112,19 @@ struct Strided {
   std::int64_t rows = 1, in_row = 0, out_row = 0;  // between rows
 };
 
+/// The maps of minimal filtering that conv/winograd.h defines.
+enum class WinogradMap : std::uint8_t { input, weight, output, output_adjoint, weight_adjoint };
+
+/// Tiles, row after row: each element is `count` channels (in whole vectors) at a pointer. An `output` begins
+/// with `start`, a row of channels, or null for zeros.
+template <class T>
+struct WinogradTile {
+  const T* const* from;
+  T* const* to;
+  const T* start;
+  std::int64_t count;
+};
+
 template <class T>
 struct Kernels {
   std::int64_t lanes;
@@ -130,6 +143,7 @@ struct Kernels {
   void (*pixel_sums)(const PixelSums<T>&);
   void (*split)(const Strided<T>&);
   void (*join)(const Strided<T>&);
+  void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
   /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
   /// after an atomic read-modify-write, as the end of a parallel_for is one.
   void (*stream)(T* to, const T* from, std::int64_t count);

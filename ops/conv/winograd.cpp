@@ -1,0 +1,414 @@
+// conv_transpose2d and conv2d by minimal filtering (winograd.h), for both directions of a ConvMap.
+//
+// An item of work is a band of rows of some images. One thread copies what it reads as channels-last pixels
+// (nhwc tensors are read in place), and then goes over the phases of its results, a chunk of tiles at a time:
+//
+//   points of pixels   [source's point][tile][channel]   input map of each tile
+//   products           [point][tile][lane]               tiles x channels times channels x a panel of weights
+//   results            [panel][pixel][lane]              output map and bias
+//
+// The products of sources of unlike taps meet in the points that they share. Everything lies in the cache of
+// a core. At last the results are transposed to planes. Weights are packed as for windows.cpp and mapped once
+// per call. Each result is computed by one thread in one order.
+#include <algorithm>
+
+#include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/conv/pack.h>
+#include <tapedeck/ops/conv/pixels.h>
+#include <tapedeck/ops/conv/winograd.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+constexpr std::int64_t kItemBytes = 768 << 10;   // of pixels and results of an item
+constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk
+constexpr std::int64_t kMostPoints = 16;
+
+/// A source on both axes. Its points come `first` after those of others, in all and of its phase.
+struct Part {
+  const WinogradSource *h, *w;
+  std::int64_t first, first_of_phase;
+
+  std::int64_t points() const { return h->points() * w->points(); }
+};
+
+struct Phase {
+  const WinogradPhase *h, *w;
+  std::vector<Part> parts;
+  std::int64_t points = 0;  // of all parts
+  std::int64_t most_taps_h = 1, most_taps_w = 1;
+
+  std::int64_t products() const { return (most_taps_h + 1) * (most_taps_w + 1); }
+};
+
+template <class T>
+class Winograd {
+ public:
+  Winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+           const Tensor& bias, const Tensor& to)
+      : map_(g, direction),
+        from_(from),
+        to_(to),
+        kernels_(micro::kernels<T>()),
+        packed_(pack<T>(map_, Lanes::wide, w, bias)),
+        axis_h_(winograd_phases(g.h, direction)),
+        axis_w_(winograd_phases(g.w, direction)),
+        depth_((map_.from_channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes),
+        zeros_(depth_),
+        in_place_(from.layout() == Layout::nhwc && depth_ == map_.from_channels) {
+    std::fill_n(zeros_.data(), depth_, T(0));
+    make_phases();
+    map_weights();
+    choose_item();
+  }
+
+  void run() {
+    const std::int64_t bands = (tile_rows_ + band_ - 1) / band_, groups = (map_.n + images_ - 1) / images_;
+    parallel_for(groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t slack = kernels_.lanes;
+      const Scratch<T> pixels(in_place_ ? 0 : images_ * rows_read(band_) * row_elements() + slack);
+      const Scratch<T> results(images_ * band_ * 2 * axis_h_[0].step * map_.w.to * result_width());
+      const Scratch<T> points(most_points_ * point_step(chunk_));
+      const Scratch<T> products(kMostPoints * product_step(chunk_, packed_.width));
+      const Scratch<T> nowhere(packed_.width);
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t n = i / bands * images_, row = i % bands * band_;
+        const Item item{n, std::min(images_, map_.n - n), row, std::min(band_, tile_rows_ - row)};
+        compute(item, {pixels.data(), results.data(), points.data(), products.data(), nowhere.data()});
+      }
+    });
+  }
+
+ private:
+  struct Item {
+    std::int64_t image, images, row, rows;  // rows of tiles
+  };
+  struct Memory {
+    T *pixels, *results, *points, *products, *nowhere;
+  };
+  /// Between points; not powers of two, or they would meet in a few lines of the first cache.
+  std::int64_t point_step(std::int64_t tiles) const { return tiles * depth_ + kernels_.lanes; }
+  std::int64_t product_step(std::int64_t tiles, std::int64_t width) const {
+    return tiles * width + kernels_.lanes;
+  }
+
+  /// Rows [begin, end) of what is read or written.
+  struct Range {
+    std::int64_t begin, end;
+    std::int64_t size() const { return end - begin; }
+  };
+
+  void make_phases() {
+    std::int64_t first = 0;
+    for (const WinogradPhase& h : axis_h_) {
+      tile_rows_ = std::max(tile_rows_, h.tiles);
+      for (const WinogradPhase& w : axis_w_) {
+        Phase phase{&h, &w, {}};
+        for (const WinogradSource& sh : h.sources) {
+          for (const WinogradSource& sw : w.sources) {
+            phase.parts.push_back({&sh, &sw, first, phase.points});
+            first += phase.parts.back().points();
+            phase.points += phase.parts.back().points();
+          }
+        }
+        phase.most_taps_h = h.most_taps();
+        phase.most_taps_w = w.most_taps();
+        most_points_ = std::max(most_points_, phase.points);
+        phases_.push_back(phase);
+      }
+    }
+    all_points_ = first;
+  }
+
+  /// Panels of mapped weights: [point of a source][channel][lane].
+  void map_weights() {
+    const std::int64_t channels = map_.from_channels, taps = map_.taps();
+    const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
+    weights_ = Scratch<T>(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
+    parallel_for(static_cast<std::int64_t>(packed_.panels.size()) * channels,
+                 1 + (1 << 12) / (taps * packed_.width), [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     const Panel& p = packed_.panels[static_cast<std::size_t>(i / channels)];
+                     const T* in = packed_.weights.data() + p.offset + i % channels * p.width;
+                     T* out = weights_.data() + panel_offset(p) + i % channels * p.width;
+                     for (const Phase& phase : phases_) {
+                       for (const Part& part : phase.parts) {
+                         const T* from[9];
+                         T* to[kMostPoints];
+                         std::size_t count = 0;
+                         for (std::int64_t kh : part.h->taps) {
+                           for (std::int64_t kw : part.w->taps) {
+                             const std::int64_t slot =
+                                 map_.h.slot_of_tap[static_cast<std::size_t>(kh)] * kernel_w +
+                                 map_.w.slot_of_tap[static_cast<std::size_t>(kw)];
+                             from[count++] = in + slot * channels * p.width;
+                           }
+                         }
+                         for (std::int64_t k = 0; k < part.points(); ++k) {
+                           to[k] = out + (part.first + k) * channels * p.width;
+                         }
+                         kernels_.winograd(micro::WinogradMap::weight, part.h->count(), part.w->count(),
+                                           {from, to, nullptr, p.width});
+                       }
+                     }
+                   }
+                 });
+  }
+  std::int64_t panel_offset(const Panel& p) const { return p.offset / map_.taps() * all_points_; }
+
+  std::int64_t row_elements() const { return map_.w.from * map_.groups * map_.from_channels; }
+  std::int64_t result_width() const {  // of all panels
+    std::int64_t width = 0;
+    for (const Panel& p : packed_.panels) width += p.width;
+    return width;
+  }
+
+  /// The most rows that tiles of `rows` rows read.
+  std::int64_t rows_read(std::int64_t rows) const {
+    Range range{0, 0};
+    bool any = false;
+    for (const WinogradPhase& p : axis_h_) {
+      for (const WinogradSource& s : p.sources) {
+        const std::int64_t end = s.base + (2 * (rows - 1) + s.count()) * s.step + 1;
+        range = any ? Range{std::min(range.begin, s.base), std::max(range.end, end)} : Range{s.base, end};
+        any = true;
+      }
+    }
+    return std::min(map_.h.from, range.size());
+  }
+  Range read(const Item& item) const {
+    std::int64_t begin = map_.h.from;
+    for (const WinogradPhase& p : axis_h_) {
+      for (const WinogradSource& s : p.sources) begin = std::min(begin, s.base + 2 * item.row * s.step);
+    }
+    begin = std::max<std::int64_t>(0, begin);
+    std::int64_t end = begin;
+    for (const WinogradPhase& p : axis_h_) {
+      for (const WinogradSource& s : p.sources) {
+        end = std::max(end, s.base + (2 * (item.row + item.rows - 1) + s.count()) * s.step + 1);
+      }
+    }
+    return {begin, std::min(map_.h.from, end)};
+  }
+  Range written(const Item& item) const {
+    const std::int64_t step = 2 * axis_h_[0].step;
+    return {item.row * step, std::min(map_.h.to, (item.row + item.rows) * step)};
+  }
+
+  void choose_item() {
+    const std::int64_t result_row = 2 * axis_h_[0].step * map_.w.to * result_width();
+    const auto bytes = [&](std::int64_t rows) {
+      return static_cast<std::int64_t>(sizeof(T)) *
+             ((in_place_ ? 0 : rows_read(rows) * row_elements()) + rows * result_row);
+    };
+    band_ = tile_rows_;
+    while (band_ > 1 && bytes(band_) > kItemBytes) band_ = (band_ + 1) / 2;
+    images_ = band_ < tile_rows_ ? 1 : std::clamp<std::int64_t>(kItemBytes / bytes(band_), 1, map_.n);
+    const auto items = [&] { return (map_.n + images_ - 1) / images_ * ((tile_rows_ + band_ - 1) / band_); };
+    const std::int64_t wide = phases_[0].w->tiles;
+    while (images_ > 1 && items() < 16 && images_ * band_ * wide > 48) images_ = (images_ + 1) / 2;
+    while (band_ > 1 && items() < 16 && images_ * band_ * wide > 48) band_ = (band_ + 1) / 2;
+    const std::int64_t tile =
+        static_cast<std::int64_t>(sizeof(T)) * (most_points_ * depth_ + kMostPoints * packed_.width);
+    chunk_ = std::min(images_ * band_ * wide, std::clamp<std::int64_t>(kChunkBytes / tile, 24, 192));
+  }
+
+  void compute(const Item& item, const Memory& memory) {
+    const Range read_rows = read(item), rows = written(item);
+    const T* pixels = memory.pixels;
+    std::int64_t image_step = read_rows.size() * row_elements();
+    if (in_place_) {
+      image_step = map_.h.from * row_elements();
+      pixels = from_.data<T>() + item.image * image_step + read_rows.begin * row_elements();
+    } else {
+      copy(item, read_rows, memory.pixels);
+    }
+    for (const Phase& phase : phases_) {
+      const std::int64_t tile_rows = std::min(item.rows, phase.h->tiles - item.row);
+      const std::int64_t tiles = item.images * std::max<std::int64_t>(0, tile_rows) * phase.w->tiles;
+      for (std::int64_t group = 0; group < map_.groups; ++group) {
+        for (std::int64_t tile = 0; tile < tiles; tile += chunk_) {
+          const Chunk chunk{phase, group, tile, std::min(chunk_, tiles - tile), tile_rows};
+          for (const Part& part : phase.parts) {
+            map_pixels(item, chunk, part, read_rows.begin, pixels, image_step, memory.points);
+          }
+          for (const Panel& p : packed_.panels) {
+            if (p.group != group) continue;
+            multiply(chunk, p, memory);
+            map_products(item, chunk, p, rows, memory);
+          }
+        }
+      }
+    }
+    write(item, rows, memory.results);
+  }
+
+  /// Tiles [first, first + count) of a phase in an item, `rows` rows of them in an image.
+  struct Chunk {
+    const Phase& phase;
+    std::int64_t group, first, count, rows;
+  };
+
+  template <class F>
+  void for_each_tile(const Item& item, const Chunk& chunk, F f) const {
+    const std::int64_t wide = chunk.phase.w->tiles;
+    std::int64_t column = chunk.first % wide, row = chunk.first / wide % chunk.rows,
+                 image = chunk.first / wide / chunk.rows;
+    for (std::int64_t i = 0; i < chunk.count; ++i) {
+      f(i, image, item.row + row, column);
+      if (++column < wide) continue;
+      column = 0;
+      if (++row < chunk.rows) continue;
+      row = 0;
+      ++image;
+    }
+  }
+
+  void copy(const Item& item, const Range& rows, T* to) const {
+    const std::int64_t channels = map_.groups * map_.from_channels, plane = map_.h.from * map_.w.from;
+    const std::int64_t count = rows.size() * map_.w.from;
+    for (std::int64_t n = 0; n < item.images; ++n, to += count * channels) {
+      const T* image = from_.data<T>() + (item.image + n) * plane * channels;
+      if (from_.layout() == Layout::nhwc) {
+        std::copy_n(image + rows.begin * row_elements(), count * channels, to);
+      } else {
+        kernels_.transpose({image + rows.begin * map_.w.from, plane, channels, count, to, channels, nullptr});
+      }
+    }
+  }
+
+  void map_pixels(const Item& item, const Chunk& chunk, const Part& part, std::int64_t first_row,
+                  const T* pixels, std::int64_t image_step, T* points) const {
+    const std::int64_t pixel = map_.groups * map_.from_channels, step = point_step(chunk.count);
+    const std::int64_t points_h = part.h->points(), points_w = part.w->points();
+    const T* group = pixels + chunk.group * map_.from_channels;
+    T* out = points + part.first_of_phase * step;
+    for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
+      const T* from[kMostPoints];
+      T* to[kMostPoints];
+      const T** next = from;
+      for (std::int64_t a = 0; a < points_h; ++a) {
+        const std::int64_t h = part.h->base + (2 * row + a) * part.h->step;
+        const bool inside = h >= 0 && h < map_.h.from;
+        const T* line = group + n * image_step + (h - first_row) * row_elements();
+        for (std::int64_t b = 0; b < points_w; ++b) {
+          const std::int64_t w = part.w->base + (2 * column + b) * part.w->step;
+          *next++ = inside && w >= 0 && w < map_.w.from ? line + w * pixel : zeros_.data();
+        }
+      }
+      for (std::int64_t k = 0; k < points_h * points_w; ++k) to[k] = out + k * step + i * depth_;
+      kernels_.winograd(micro::WinogradMap::input, part.h->count(), part.w->count(),
+                        {from, to, nullptr, depth_});
+    });
+  }
+
+  void multiply(const Chunk& chunk, const Panel& p, const Memory& memory) const {
+    const Phase& phase = chunk.phase;
+    const std::int64_t channels = map_.from_channels;
+    micro::Rows<T> task{};
+    task.a = memory.points;
+    task.a_step = depth_;
+    task.panel = weights_.data() + panel_offset(p);
+    task.c_step = p.width;
+    task.rows = chunk.count;
+    task.columns = p.width;
+    std::vector<micro::Run> runs;
+    for (std::int64_t h = 0; h <= phase.most_taps_h; ++h) {
+      for (std::int64_t w = 0; w <= phase.most_taps_w; ++w) {
+        runs.clear();
+        for (const Part& part : phase.parts) {
+          const std::int64_t taps_h = part.h->count(), taps_w = part.w->count();
+          for (std::int64_t k = 0; k < part.points(); ++k) {
+            if (winograd_point(k / part.w->points(), taps_h, phase.most_taps_h) != h) continue;
+            if (winograd_point(k % part.w->points(), taps_w, phase.most_taps_w) != w) continue;
+            runs.push_back({(part.first_of_phase + k) * point_step(chunk.count),
+                            (part.first + k) * channels * p.width, channels});
+          }
+        }
+        task.runs = runs.data();
+        task.run_count = static_cast<std::int64_t>(runs.size());
+        task.c = memory.products + (h * (phase.most_taps_w + 1) + w) * product_step(chunk.count, p.width);
+        kernels_.rows(task);
+      }
+    }
+  }
+
+  void map_products(const Item& item, const Chunk& chunk, const Panel& p, const Range& rows,
+                    const Memory& memory) const {
+    const Phase& phase = chunk.phase;
+    const std::int64_t pixels = item.images * rows.size() * map_.w.to;
+    T* results = memory.results + panel_results(p) * pixels;
+    const T* start =
+        packed_.has_start ? packed_.start.data() + p.group * map_.to_channels + p.channel : nullptr;
+    for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
+      const T* from[kMostPoints];
+      T* to[4];
+      for (std::int64_t k = 0; k < phase.products(); ++k) {
+        from[k] = memory.products + k * product_step(chunk.count, p.width) + i * p.width;
+      }
+      for (std::int64_t a = 0; a < 2; ++a) {
+        const std::int64_t h = phase.h->base + (2 * row + a) * phase.h->step;
+        for (std::int64_t b = 0; b < 2; ++b) {
+          const std::int64_t w = phase.w->base + (2 * column + b) * phase.w->step;
+          to[2 * a + b] = h < map_.h.to && w < map_.w.to
+                              ? results + ((n * rows.size() + h - rows.begin) * map_.w.to + w) * p.width
+                              : memory.nowhere;
+        }
+      }
+      kernels_.winograd(micro::WinogradMap::output, phase.most_taps_h, phase.most_taps_w,
+                        {from, to, start, p.width});
+    });
+  }
+  /// Lanes of all panels before this one.
+  std::int64_t panel_results(const Panel& p) const { return p.offset / (map_.taps() * packed_.depth); }
+
+  void write(const Item& item, const Range& rows, const T* results) const {
+    const std::int64_t channels = map_.groups * map_.to_channels, plane = map_.h.to * map_.w.to;
+    const std::int64_t count = rows.size() * map_.w.to;
+    for (const Panel& p : packed_.panels) {
+      const T* from = results + panel_results(p) * item.images * count;
+      for (std::int64_t n = 0; n < item.images; ++n, from += count * p.width) {
+        const std::int64_t channel = p.group * map_.to_channels + p.channel;
+        T* image = to_.data<T>() + (item.image + n) * plane * channels;
+        if (to_.layout() == Layout::nchw) {
+          kernels_.transpose({from, p.width, count, p.columns,
+                              image + channel * plane + rows.begin * map_.w.to, plane, nullptr});
+        } else {
+          for (std::int64_t i = 0; i < count; ++i) {
+            std::copy_n(from + i * p.width, p.columns,
+                        image + (rows.begin * map_.w.to + i) * channels + channel);
+          }
+        }
+      }
+    }
+  }
+
+  const ConvMap map_;
+  const Tensor &from_, &to_;
+  const micro::Kernels<T>& kernels_;
+  const Packed<T> packed_;
+  const std::vector<WinogradPhase> axis_h_, axis_w_;
+  const std::int64_t depth_;  // channels of a group that are read, in whole vectors
+  const Scratch<T> zeros_;
+  const bool in_place_;
+  std::vector<Phase> phases_;
+  std::int64_t tile_rows_ = 0, all_points_ = 0, most_points_ = 0;
+  Scratch<T> weights_;
+  std::int64_t images_ = 1, band_ = 1, chunk_ = 1;
+};
+
+}  // namespace
+
+template <class T>
+void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
+              const Tensor& bias, const Tensor& to) {
+  Winograd<T>(g, direction, from, w, bias, to).run();
+}
+
+template void winograd<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&);
+template void winograd<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
+                               const Tensor&, const Tensor&);
+
+}  // namespace tapedeck::cpu

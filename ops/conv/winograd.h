@@ -1,0 +1,68 @@
+// Minimal filtering: two neighbouring results of a correlation with r taps by r + 1 products instead of 2r.
+//
+//   y[a] = sum over u < r of x[a + u] * w[u] for a < 2   is   y = output(input(x) * weight(w)),
+//
+// the product taken point by point, with linear maps that only add, subtract and halve:
+//
+//   r   points of x                             points of w                              y
+//   1   x0, x1                                  w0, w0                                   m0, m1
+//   2   x0-x1, x1, x2-x1                        w0, w0+w1, w1                            m0+m1, m1+m2
+//   3   x0-x2, x1+x2, x2-x1, x3-x1              w0, (w0+w1+w2)/2, (w0-w1+w2)/2, w2       m0+m1+m2, m1-m2+m3
+//
+// (S. Winograd, Arithmetic Complexity of Computations, 1980; for convolutional layers A. Lavin and S. Gray,
+// arXiv:1509.09308.) On two axes the maps are applied along each, so that 16 products of a 2x2 tile with 2x2
+// taps become 9. The adjoint maps give the gradient of w: weight_adjoint(input(x) * output_adjoint(y)),
+// summed over tiles before the last map.
+//
+// A phase of a transposed convolution is such a correlation, and the plain direction is a sum of one for each
+// phase of what it reads; more than 3 taps are split into such sums, too. Where these have unlike numbers of
+// taps, the points of the fewer (0, 1, -1 and infinity, from which they come) are among those of the more, so
+// that all are summed before `output`.
+// Since points are differences, an infinity or a NaN may spoil the results of its whole tile, and numbers
+// near the largest of the type may overflow sooner.
+//
+// The channels of a pixel are the lanes of vectors. For each point the products are a matrix product: tiles
+// times channels.
+#pragma once
+
+#include <vector>
+
+#include <tapedeck/ops/conv/plan.h>
+
+namespace tapedeck::cpu {
+
+constexpr std::int64_t kMostTaps = 3;  // of a source
+
+/// A correlation on one axis: element v of tile j is at position base + (2*j + v)*step of what is read, and
+/// meets tap taps[v - a] of the kernel for result a of the tile.
+struct WinogradSource {
+  std::int64_t base, step;
+  std::vector<std::int64_t> taps;
+
+  std::int64_t count() const { return static_cast<std::int64_t>(taps.size()); }
+  std::int64_t points() const { return count() + 1; }
+};
+
+/// Results that are summed from the same sources: result a of tile j is at base + (2*j + a)*step, for as many
+/// as lie below `end`.
+struct WinogradPhase {
+  std::int64_t base, step, tiles;
+  std::vector<WinogradSource> sources;  // none, if no tap reaches the phase
+
+  /// Taps of the source with the most.
+  std::int64_t most_taps() const;
+};
+
+/// Whether an axis has such phases: if its dilation is 1.
+bool is_winograd(const ConvAxis& axis);
+std::vector<WinogradPhase> winograd_phases(const ConvAxis& axis, Direction direction);
+
+/// Of a tile's points with `most` taps, the one that is point i of a source with `taps` taps.
+constexpr std::int64_t winograd_point(std::int64_t i, std::int64_t taps, std::int64_t most) {
+  return i == taps ? most : i;
+}
+
+/// The products on an axis: of all phases the tiles times points.
+std::int64_t winograd_products(const ConvAxis& axis, Direction direction);
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,49 @@
+#include <algorithm>
+
+#include <tapedeck/ops/conv/winograd.h>
+
+namespace tapedeck::cpu {
+
+std::int64_t WinogradPhase::most_taps() const {
+  std::int64_t most = 1;
+  for (const WinogradSource& s : sources) most = std::max(most, s.count());
+  return most;
+}
+
+bool is_winograd(const ConvAxis& a) {
+  return a.dilation == 1;
+}
+
+std::vector<WinogradPhase> winograd_phases(const ConvAxis& a, Direction direction) {
+  std::vector<WinogradPhase> phases;
+  if (direction == Direction::plain) phases.push_back({0, 1, (a.in + 1) / 2, {}});
+  for (std::int64_t p = 0; p < std::min(a.stride, a.out); ++p) {
+    const std::int64_t phase = a.phase_of_output(p), first = a.first_tap(phase), taps = a.taps(phase);
+    // y[p + q*stride] reads x[top + q - t] through tap first + t*stride.
+    const std::int64_t top = taps > 0 ? (p + a.padding) / a.stride - a.delta(first) : 0;
+    const bool transposed = direction == Direction::transposed;
+    if (transposed) phases.push_back({p, a.stride, ((a.out - p + a.stride - 1) / a.stride + 1) / 2, {}});
+    const std::int64_t sources = (taps + kMostTaps - 1) / kMostTaps;
+    for (std::int64_t i = 0; i < sources; ++i) {  // taps in the order of what they read
+      const std::int64_t begin = (taps * i + sources - 1) / sources,
+                         end = (taps * (i + 1) + sources - 1) / sources;
+      WinogradSource source = transposed ? WinogradSource{top - taps + 1 + begin, 1, {}}
+                                         : WinogradSource{p + (begin - top) * a.stride, a.stride, {}};
+      for (std::int64_t t = begin; t < end; ++t) {
+        source.taps.push_back(first + (transposed ? taps - 1 - t : t) * a.stride);
+      }
+      phases.back().sources.push_back(source);
+    }
+  }
+  return phases;
+}
+
+std::int64_t winograd_products(const ConvAxis& axis, Direction direction) {
+  std::int64_t products = 0;
+  for (const WinogradPhase& p : winograd_phases(axis, direction)) {
+    for (const WinogradSource& s : p.sources) products += p.tiles * s.points();
+  }
+  return products;
+}
+
+}  // namespace tapedeck::cpu
