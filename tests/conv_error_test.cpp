@@ -191,10 +191,9 @@ TEST(ConvErrors, ZeroBatchIsNoError) {
 TEST(ConvErrors, UnknownAlgorithmsAreNamed) {
   EXPECT_EQ(parse_conv_algorithm("reference"), ConvAlgorithm::reference);
   EXPECT_EQ(parse_conv_algorithm("automatic"), ConvAlgorithm::automatic);
-  EXPECT_EQ(
-      error_of([] { (void)parse_conv_algorithm("fast"); }),
-      "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, direct, simt, "
-      "tensor and wgmma");
+  EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),
+            "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, winograd, "
+            "direct, simt, tensor and wgmma");
 }
 
 }  // namespace
