@@ -3,6 +3,7 @@
 
     python3 -m venv /tmp/pt && /tmp/pt/bin/pip install torch numpy   # PyTorch stays out of the product
     /tmp/pt/bin/python bench/compare_cpu.py [--threads 1,2] [--cases a,b] [--random 200] [--json FILE]
+        [--program build/release/bench/time_conv_bench]
 
 Builds build/bench first. Ours and PyTorch's take turns (three each); what is printed and written are the
 medians over all of them, of float32 with random inputs: the forward with bias, the gradient of the input and
@@ -64,14 +65,15 @@ def random_cases(count, seed):
 
 
 class Ours:
-    def __init__(self):
-        build = ROOT / "build/bench"
-        for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                         "-DTAPEDECK_BENCH=ON", "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF"],
-                        ["cmake", "--build", build, "-j2", "--target", "time_conv_bench"]):
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.process = subprocess.Popen([build / "bench/time_conv_bench"], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, program):
+        if not program:
+            build = ROOT / "build/bench"
+            program = build / "bench/time_conv_bench"
+            for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                             "-DTAPEDECK_BENCH=ON", "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF"],
+                            ["cmake", "--build", build, "-j2", "--target", "time_conv_bench"]):
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, *words):
         print(*words, file=self.process.stdin, flush=True)
@@ -139,12 +141,13 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--milliseconds", type=float, default=60, help="of each turn")
+    parser.add_argument("--program", help="a time_conv_bench that is built already")
     parser.add_argument("--json", help="file to write")
     args = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would take our turns, too
 
     import torch
-    ours, rows, limits = Ours(), [], {}
+    ours, rows, limits = Ours(args.program), [], {}
     cases = random_cases(args.random, args.seed) if args.random else CASES
     wanted = args.cases.split(",") if args.cases else list(cases)
     cpu = next(l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name"))
