@@ -51,7 +51,7 @@ function(tapedeck_micro_kernels source)
     target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
     target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa})
     target_compile_options(${target} PRIVATE ${flags_${isa}} -ffp-contract=fast -fno-trapping-math
-      -fno-math-errno $<$<CONFIG:MinSizeRel>:-O3>)
+      -fno-math-errno $<$<CONFIG:MinSizeRel>:-O2>)
     tapedeck_warnings(${target})
     target_sources(tapedeck PRIVATE $<TARGET_OBJECTS:${target}>)
   endforeach()
@@ -87,6 +87,7 @@ function(tapedeck_configure_library)
     $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
   # The same bits everywhere: no fused multiply-add that the source does not ask for. Nobody reads
   # floating-point traps or errno, and their absence is what lets loops be vectorised.
+  target_compile_definitions(tapedeck PRIVATE $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL>)
   target_compile_options(tapedeck PRIVATE
     "$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-trapping-math;-fno-math-errno>")
   target_link_libraries(tapedeck PUBLIC Threads::Threads PRIVATE JPEG::JPEG PNG::PNG ZLIB::ZLIB)

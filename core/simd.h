@@ -44,7 +44,9 @@ void simd(F&& loop) {
 #if defined(__x86_64__)
   switch (instruction_set()) {
     case InstructionSet::avx512:
+#if !defined(TAPEDECK_SMALL)  // a build for size does without: most of these loops wait for memory
       return detail::run_avx512(loop);
+#endif
     case InstructionSet::avx2:
       return detail::run_avx2(loop);
     case InstructionSet::baseline:

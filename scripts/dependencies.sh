@@ -86,6 +86,19 @@ build() {
   quietly cmake --build "$root/build/$preset" ${1:+--target "$@"} -- -k 0  # all errors of a build at once
 }
 
+# first_step <folder> <command>...: trains two steps into a new run folder; prints the milliseconds from the
+# start of the program to the end of the first.
+first_step() {
+  local folder=$1 start
+  shift
+  start=$(date +%s%N)
+  "$@" --steps 2 --out "$folder" 2>&1 | {
+    read -r _
+    echo $((($(date +%s%N) - start) / 1000000))
+    cat >/dev/null
+  }
+}
+
 # quietly <command>...: on a terminal shows what it prints; elsewhere only when it fails.
 quietly() {
   if [ -t 1 ]; then

@@ -44,11 +44,6 @@ quietly git clone --quiet . "$work/tapedeck"
 
   say "from the start of the program to the end of its first step, five times"
   for run in 1 2 3 4 5; do
-    start=$(date +%s.%N)
-    taskset -c "$cores" "$program" --steps 2 --out "$work/run$run" 2>&1 | {
-      read -r line
-      printf '    %.3f s: %s\n' "$(echo "$(date +%s.%N) - $start" | bc)" "$line"
-      cat >/dev/null
-    }
+    printf '    %d ms\n' "$(first_step "$work/run$run" taskset -c "$cores" "$program")"
   done
 )

@@ -5,6 +5,7 @@
 #   --tsan           the tests that start threads, under ThreadSanitizer
 #   --fuzz SECONDS   every file reader on mutated files, each for SECONDS
 #   --consumer       installs into a temporary prefix, and builds and runs README.md's program against it
+#   --static         the static train_decoder has less than 5 MiB, and its first step ends within a second
 #   --format         clang-format finds nothing to change
 #   --tidy           clang-tidy finds nothing
 #   --all            all of these, with warnings as errors; fuzzing for 10 seconds each
@@ -75,6 +76,21 @@ stage_consumer() {
     fail "the decoder did not learn its images"
 }
 
+stage_static() {
+  local program=build/static/examples/train_decoder bytes run milliseconds best=
+  build static train_decoder
+  bytes=$(stat -c %s "$program")
+  for run in 1 2 3; do  # the best of three: the machine may be busy
+    milliseconds=$(first_step "$report/run$run" "$program")
+    if [ -z "$best" ] || [ "$milliseconds" -lt "$best" ]; then best=$milliseconds; fi
+  done
+  echo "$bytes bytes; first step after $best ms"
+  if ldd "$program" >/dev/null 2>&1; then fail "$program needs shared libraries"; fi
+  [ "$bytes" -lt $((5 << 20)) ] || fail "$program has $bytes bytes; the limit is 5 MiB"
+  # 0.3 s on an idle machine, as scripts/measure.sh measures.
+  [ "$best" -lt 1000 ] || fail "the first step of $program ended after $best ms; the limit is 1000"
+}
+
 stage_format() {
   git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 }
@@ -91,7 +107,7 @@ stage_tidy() {
 stages=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --release | --sanitize | --tsan | --consumer | --format | --tidy) stages+=("${1#--}") ;;
+    --release | --sanitize | --tsan | --consumer | --static | --format | --tidy) stages+=("${1#--}") ;;
     --fuzz)
       [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "--fuzz needs a number of seconds"
       fuzz_seconds=$2
@@ -100,7 +116,7 @@ while [ $# -gt 0 ]; do
       ;;
     --all)
       preset=ci
-      stages+=(format release consumer sanitize fuzz tsan tidy)
+      stages+=(format release consumer static sanitize fuzz tsan tidy)
       ;;
     -y | --yes) TAPEDECK_YES=1 ;;
     -h | --help) help ;;

@@ -3,10 +3,12 @@
 test caught each: docs/mutations.md.
 
     tests/mutations.py [NUMBER...]
+    tests/mutations.py --check
 
 works on a copy of the tree's last commit in build/mutations, for which it takes half an hour on two cores;
 with numbers (of the rows, from 0) it only prints what becomes of those. It exits with 1 when a mistake
-compiles and its test passes, or when the text that it replaces is no longer there.
+compiles and its test passes, or when the text that it replaces is no longer there. --check builds nothing:
+it only looks for the texts, and for the tests' names, in the tree as it is.
 """
 import pathlib
 import re
@@ -145,6 +147,19 @@ def tests_that_fail():
     return failed or ({f"exit {test.returncode}"} if test.returncode else set())
 
 
+def check():
+    tests = (ROOT / "tests" / "conv_mistake_test.cpp").read_text()
+    gone = []
+    for n, (what, file, test, old, _) in enumerate(MUTATIONS):
+        if not (ROOT / file).exists() or old not in (ROOT / file).read_text():
+            gone.append(f"{n:2} {file}: {what}: the text to replace is gone:\n{old}")
+        if f"ClassicMistake, {test})" not in tests:
+            gone.append(f"{n:2} ClassicMistake.{test} is gone")
+    if gone:
+        sys.exit("\n".join(gone))
+    print(f"{len(MUTATIONS)} mistakes can be made")
+
+
 def verdict(file, test, old, new):
     path = COPY / file
     text = path.read_text()
@@ -162,6 +177,8 @@ def verdict(file, test, old, new):
 
 
 def main():
+    if sys.argv[1:] == ["--check"]:
+        return check()
     numbers = [int(n) for n in sys.argv[1:]] or range(len(MUTATIONS))
     make_copy()
     if build().returncode or tests_that_fail():
