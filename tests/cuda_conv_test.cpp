@@ -23,8 +23,9 @@ class CudaConv : public CudaTest {
 /// Calls f for each algorithm and precision.
 template <class F>
 void for_each_algorithm(F f) {
-  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::direct, ConvAlgorithm::simt,
-                                  ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
+  for (ConvAlgorithm algorithm :
+       {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::simt,
+        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
                               algorithm == ConvAlgorithm::automatic;

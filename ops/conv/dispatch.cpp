@@ -17,9 +17,9 @@ namespace tapedeck {
 namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,
-    ConvAlgorithm::windows,   ConvAlgorithm::winograd,  ConvAlgorithm::direct,
-    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
+    ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::simt,
+    ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -40,6 +40,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "windows";
     case ConvAlgorithm::winograd:
       return "winograd";
+    case ConvAlgorithm::depthwise:
+      return "depthwise";
     case ConvAlgorithm::direct:
       return "direct";
     case ConvAlgorithm::simt:

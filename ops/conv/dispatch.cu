@@ -3,6 +3,7 @@
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 
@@ -10,39 +11,56 @@ namespace tapedeck::cu {
 
 namespace {
 
-/// `natural`: what is taken unless an algorithm is forced; `possible`: whether direct kernels can compute it.
-ConvAlgorithm choose(const ConvTranspose2dGeometry& g, const Tensor& result, ConvAlgorithm natural,
-                     bool possible) {
-  using enum ConvAlgorithm;
-  if (!conv_gemm::fits(g)) return reference;
+/// What direct and depthwise kernels can compute, and what is taken unless an algorithm is forced.
+struct Choice {
+  bool direct = false, depthwise = false;
+  ConvAlgorithm natural = ConvAlgorithm::wgmma;
+};
+
+ConvAlgorithm choose(const ConvTranspose2dGeometry& g, const Tensor& result, const Choice& choice) {
+  if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
   ConvAlgorithm a = conv_algorithm();
-  const bool known = a == reference || a == direct || a == tensor || a == simt || a == wgmma;
-  if (!known || (a == direct && !possible)) a = natural;
-  if (a == wgmma && !conv_gemm::has_wgmma(result.device())) a = tensor;
+  const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && choice.depthwise) ||
+                     (a == ConvAlgorithm::direct && choice.direct) || a == ConvAlgorithm::simt ||
+                     a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
+  if (!known) a = choice.natural;
+  if (a == ConvAlgorithm::wgmma && !conv_gemm::has_wgmma(result.device())) a = ConvAlgorithm::tensor;
   // Matrix products of float64 have no tensor cores here, those of half types nothing else.
   const DType dtype = result.dtype();
-  if ((a == tensor || a == wgmma) && dtype == DType::float64) a = simt;
-  if (a == simt && (dtype == DType::bfloat16 || dtype == DType::float16)) a = tensor;
+  if ((a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma) && dtype == DType::float64)
+    a = ConvAlgorithm::simt;
+  if (a == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
+    a = ConvAlgorithm::tensor;
   return a;
 }
 
-/// For results of `to_channels` channels a group.
-ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, std::int64_t to_channels, const Tensor& to) {
+ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
+                         const Tensor& to) {
+  Choice choice{direct_fits(g), depthwise_fits(g, transposed, from, to)};
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const double bytes =
       static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
       static_cast<double>(size_of(to.dtype()));
-  const bool possible = direct_fits(g);
-  const bool direct =
-      possible && (to_channels <= 4 || (to.layout() == Layout::nchw && g.flops() < 24 * bytes));
-  return choose(g, to, direct ? ConvAlgorithm::direct : ConvAlgorithm::wgmma, possible);
+  const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
+  if (choice.depthwise) {
+    choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.direct && (to_channels == 1 || (to.layout() == Layout::nchw &&
+                                                    (to_channels <= 4 || g.flops() < 24 * bytes)))) {
+    choice.natural = ConvAlgorithm::direct;
+  }
+  return choose(g, to, choice);
 }
 
-ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& w) {
-  const bool possible = direct_weight_grad_fits(g);
-  const bool direct = possible && g.group_ci() * g.group_co() <= 8;
-  return choose(g, w, direct ? ConvAlgorithm::direct : ConvAlgorithm::wgmma, possible);
+ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                 const Tensor& w) {
+  Choice choice{direct_weight_grad_fits(g), depthwise_weight_grad_fits(g, x, y)};
+  if (choice.depthwise) {
+    choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
+    choice.natural = ConvAlgorithm::direct;
+  }
+  return choose(g, w, choice);
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -63,9 +81,10 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
-  const ConvAlgorithm algorithm = choose_map(g, g.group_co(), y);
+  const ConvAlgorithm algorithm = choose_map(g, true, x, y);
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::depthwise) return depthwise(g, true, x, w, bias, y);
     if (algorithm == ConvAlgorithm::direct) return direct(g, true, x, w, bias, y);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y);
@@ -76,9 +95,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x) {
-  const ConvAlgorithm algorithm = choose_map(g, g.group_ci(), x);
+  const ConvAlgorithm algorithm = choose_map(g, false, y, x);
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
+    if (algorithm == ConvAlgorithm::depthwise) return depthwise(g, false, y, w, bias, x);
     if (algorithm == ConvAlgorithm::direct) return direct(g, false, y, w, bias, x);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x);
@@ -89,9 +109,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  const ConvAlgorithm algorithm = choose_weight_grad(g, w);
+  const ConvAlgorithm algorithm = choose_weight_grad(g, x, y, w);
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::depthwise) return depthwise_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::direct) return direct_weight_grad(g, x, y, w);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_weight_grad<Math>(g, x, y, w);

@@ -160,6 +160,15 @@ struct Plan {
     return most;
   }
 
+  int most_chunks() const {
+    int most = 0;
+    for (int i = 0; i < phases(); ++i) {
+      const int c = phase_chunks(i / w.count, i % w.count);
+      most = c > most ? c : most;
+    }
+    return most;
+  }
+
   /// Vectors of `packed` of one group, where n is padded to `padded_n`.
   TAPEDECK_HD std::int64_t packed_vectors(int padded_n) const {
     return static_cast<std::int64_t>(chunks) * padded_n * kVectors;

@@ -88,14 +88,22 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
 #undef TAPEDECK_D32
 #undef TAPEDECK_D16
 
-/// A barrier that one bulk copy at a time completes.
-class CopyBarrier {
+/// A barrier in shared memory: its n-th phase is over when as many have arrived as it was told, and the bytes
+/// that they announced have come.
+class Barrier {
  public:
-  __device__ void initialise() {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address()) : "memory");
+  __device__ void initialise(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
   }
-  /// Copies `bytes` from global to shared memory, both multiples of 16.
-  __device__ void copy(void* shared, const void* global, int bytes) {
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+  }
+  /// Arrives when the asynchronous copies are done that this thread has started.
+  __device__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
+  }
+  /// Arrives, and copies `bytes` from global to shared memory, all multiples of 16.
+  __device__ void arrive_with_copy(void* shared, const void* global, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
                  : "memory");
     asm volatile(
@@ -104,13 +112,13 @@ class CopyBarrier {
         "l"(global), "r"(bytes), "r"(address())
         : "memory");
   }
-  /// Waits for the n-th copy, n from 0.
-  __device__ void wait(int n) {
+  /// Waits for the end of a phase of this parity.
+  __device__ void wait(unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again%=; }" ::"r"(address()),
-        "r"(n & 1)
+        "r"(parity)
         : "memory");
   }
 
@@ -119,19 +127,21 @@ class CopyBarrier {
   std::uint64_t state_;
 };
 
-/// 16 bytes from global to shared memory, or zeros, as part of a group.
+/// 16 bytes from global to shared memory, or zeros,.
 __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* global, bool copies) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(copies ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void commit_async() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits for all groups but the last N.
+
+/// Registers of a thread of this warpgroup from now on.
 template <int N>
-__device__ __forceinline__ void wait_async_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void leave_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 }  // namespace tapedeck::cu::conv_gemm

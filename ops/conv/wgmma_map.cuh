@@ -38,11 +38,9 @@ template <class Tile>
 class GatheredWindows {
   using Math = typename Tile::Math;
   using T = typename Math::Element;
-  static constexpr int kElements = kVectorBytes / sizeof(T), kRows = Tile::kThreads / kVectors;
+  static constexpr int kElements = kVectorBytes / sizeof(T), kRows = Tile::kProducers / kVectors;
 
  public:
-  static constexpr int kBytes = Tile::BM * kChunkBytes;
-
   __device__ GatheredWindows(const Plan& plan, const T* from, const Window* windows, int i, int j,
                              int first_chunk)
       : plan_(plan),
@@ -52,8 +50,7 @@ class GatheredWindows {
         j_(j),
         first_(first_chunk * kVectors + static_cast<int>(threadIdx.x) % kVectors) {}
 
-  __device__ void prepare(int) {}
-  __device__ void issue(int chunk, char* stage) {
+  __device__ void issue(int chunk, char* stage) const {
     const PhaseAxis &h = plan_.h.phase[i_], &w = plan_.w.phase[j_];
     const int at = first_ + chunk * kVectors;
     const int tap = plan_.tap_vectors.divide(at), jh = plan_.taps_w[j_].divide(tap);
@@ -62,7 +59,7 @@ class GatheredWindows {
     const int height = jh < h.taps ? plan_.from_h : 0;
     const T* const from = from_ + (static_cast<std::int64_t>(dh) * plan_.from.h +
                                    static_cast<std::int64_t>(dw) * plan_.from.w + v * kElements);
-    const int row = threadIdx.x / kVectors;
+    const int row = (threadIdx.x - Tile::kConsumers) / kVectors;
     const unsigned to = shared_address(stage) + row * kChunkBytes +
                         (static_cast<int>(threadIdx.x) % kVectors ^ (row & 7)) * kVectorBytes;
 #pragma unroll
@@ -73,7 +70,7 @@ class GatheredWindows {
       copy_async_or_zero(to + n * kRows * kChunkBytes, inside ? from + window.from : from_, inside);
     }
   }
-  __device__ void load(const char* stage, int i, std::uint32_t (&a)[kSteps][4]) const {
+  __device__ static void load(const char* stage, int i, std::uint32_t (&a)[kSteps][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, warpgroup = threadIdx.x / 128;
     const unsigned row =
         shared_address(stage) + ((warpgroup * Tile::kM + i) * 64 + warp * 16 + lane % 16) * kChunkBytes;
@@ -89,22 +86,21 @@ class GatheredWindows {
   int i_, j_, first_;
 };
 
-template <class Tile>
+template <class T>
 struct WgmmaMap {
+  using Tile = T;
   using Math = typename Tile::Math;
-  using T = typename Math::Element;
+  using Element = typename Math::Element;
   using Loader = GatheredWindows<Tile>;
-  static constexpr int BM = Tile::BM, BN = Tile::BN, kThreads = Tile::kThreads;
+  static constexpr int BM = Tile::BM, BN = Tile::BN, kConsumers = Tile::kConsumers;
   static constexpr int kPixelPitch = BM + 4, kChannelPitch = BN + 8;  // of sums in shared memory
   static constexpr int kSumBytes =
       4 * (BN * kPixelPitch > BM * kChannelPitch ? BN * kPixelPitch : BM * kChannelPitch);
-  static constexpr int kStageBytes = Tile::kStages * (Loader::kBytes + Tile::kBBytes);
+  static constexpr int kStageBytes = Tile::kStages * Tile::kStage;
   static constexpr int kSharedBytes = (kStageBytes > kSumBytes ? kStageBytes : kSumBytes) + 1024;
-  // Blocks of a multiprocessor: what registers and shared memory allow.
-  static constexpr int kBlocks = kSharedBytes <= 113 * 1024 && Tile::kSums <= 32 && Math::kParts == 1 ? 2 : 1;
 
   struct Shared {
-    CopyBarrier barriers[Tile::kStages];
+    typename Tile::Ring ring;
     Window windows[BM];
     std::int64_t to[BM];
   };
@@ -126,7 +122,7 @@ struct WgmmaMap {
   __device__ static float* part(const WgmmaMapArguments& call, int split) {
     return call.parts +
            ((static_cast<std::int64_t>(split) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
-               (Tile::kSums * kThreads) +
+               (Tile::kSums * kConsumers) +
            threadIdx.x;
   }
 
@@ -134,7 +130,7 @@ struct WgmmaMap {
     const Plan& p = call.plan;
     const Place place(call);
     if (place.first >= p.rows(place.i, place.j)) return;
-    for (int r = threadIdx.x; r < BM; r += kThreads) {
+    for (int r = threadIdx.x; r < BM; r += Tile::kThreads) {
       const Row row = row_of(p, place.i, place.j, place.first + r);
       shared.windows[r] = {row.from + static_cast<std::int64_t>(row.h) * p.from.h +
                                static_cast<std::int64_t>(row.w) * p.from.w,
@@ -150,45 +146,54 @@ struct WgmmaMap {
              call.tiles_n +
          place.tile_n) *
             Tile::kBBytes;
-    Loader a(p,
-             static_cast<const T*>(call.from) + static_cast<std::int64_t>(place.group) * call.group_channels,
-             shared.windows, place.i, place.j, first_chunk);
+    if (threadIdx.x == 0) initialise<Tile>(shared.ring);
+    __syncthreads();
+    if (threadIdx.x >= kConsumers) {
+      leave_registers<Tile::kProducerRegisters>();
+      Loader a(p,
+               static_cast<const Element*>(call.from) +
+                   static_cast<std::int64_t>(place.group) * call.group_channels,
+               shared.windows, place.i, place.j, first_chunk);
+      return produce<Tile>(a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks, stages,
+                           shared.ring);
+    }
+    take_registers<Tile::kConsumerRegisters>();
     WarpgroupSums<Tile> sums;
-    multiply_chunks<Tile>(sums, a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks,
-                          stages, shared.barriers);
+    consume<Loader>(sums, chunks, stages, shared.ring);
     if (call.splits > 1) {
       float* const to = part(call, blockIdx.z);
 #pragma unroll
       for (int i = 0; i < Tile::kM; ++i)
 #pragma unroll
-        for (int k = 0; k < BN / 2; ++k) to[(i * (BN / 2) + k) * kThreads] = sums.values[i][k];
+        for (int k = 0; k < BN / 2; ++k) to[(i * (BN / 2) + k) * kConsumers] = sums.values[i][k];
       return;
     }
 
-    __syncthreads();
+    synchronise_consumers<Tile>();
     float* const staged = reinterpret_cast<float*>(stages);
     const int pitch_row = call.to_pixels ? 1 : kChannelPitch, pitch_column = call.to_pixels ? kPixelPitch : 1;
     sums.for_each(
         [&](int row, int column, float sum) { staged[row * pitch_row + column * pitch_column] = sum; });
-    __syncthreads();
+    synchronise_consumers<Tile>();
     const int channel = place.group * p.to_channels + place.tile_n * BN,
               channels = min(BN, p.to_channels - place.tile_n * BN);
-    const T* const bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + channel;
-    T* const to = static_cast<T*>(call.to) + static_cast<std::int64_t>(channel) * p.to.c;
+    const Element* const bias =
+        call.bias == nullptr ? nullptr : static_cast<const Element*>(call.bias) + channel;
+    Element* const to = static_cast<Element*>(call.to) + static_cast<std::int64_t>(channel) * p.to.c;
     const auto write = [&](int row, int column) {
       const std::int64_t at = shared.to[row];
       if (at < 0 || column >= channels) return;
       const float sum = staged[row * pitch_row + column * pitch_column];
       to[at + static_cast<std::int64_t>(column) * p.to.c] =
-          convert<T>(bias == nullptr ? sum : sum + convert<float>(bias[column]));
+          convert<Element>(bias == nullptr ? sum : sum + convert<float>(bias[column]));
     };
     if (call.to_pixels) {
-      for (int n = threadIdx.x / 128; n < channels; n += kThreads / 128) {
+      for (int n = threadIdx.x / 128; n < channels; n += kConsumers / 128) {
 #pragma unroll
         for (int k = 0; k < BM / 128; ++k) write(threadIdx.x % 128 + k * 128, n);
       }
     } else {
-      for (int k = threadIdx.x; k < BM * BN; k += kThreads) write(k / BN, k % BN);
+      for (int k = threadIdx.x; k < BM * BN; k += kConsumers) write(k / BN, k % BN);
     }
   }
 
@@ -199,9 +204,9 @@ struct WgmmaMap {
     if (place.first >= p.rows(place.i, place.j)) return;
     float sums[4] = {};
     for (int s = 0; s < call.splits; ++s) {
-      const float* const from = part(call, s) + static_cast<int>(blockIdx.z) * 4 * kThreads;
+      const float* const from = part(call, s) + static_cast<int>(blockIdx.z) * 4 * kConsumers;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) sums[k] += from[k * kThreads];
+      for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumers];
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -212,14 +217,14 @@ struct WgmmaMap {
       if (to < 0 || channel >= p.to_channels) continue;
       const std::int64_t of_all = static_cast<std::int64_t>(place.group) * p.to_channels + channel;
       const float start =
-          call.bias == nullptr ? 0.0f : convert<float>(static_cast<const T*>(call.bias)[of_all]);
-      static_cast<T*>(call.to)[to + of_all * p.to.c] = convert<T>(sums[k] + start);
+          call.bias == nullptr ? 0.0f : convert<float>(static_cast<const Element*>(call.bias)[of_all]);
+      static_cast<Element*>(call.to)[to + of_all * p.to.c] = convert<Element>(sums[k] + start);
     }
   }
 };
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads, K::kBlocks)
+__global__ void __launch_bounds__(K::Tile::kThreads, 1)
     wgmma_map_kernel(const __grid_constant__ WgmmaMapArguments call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
@@ -230,7 +235,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks)
 }
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads)
+__global__ void __launch_bounds__(K::kConsumers)
     add_parts_kernel(const __grid_constant__ WgmmaMapArguments call) {
   K::add_parts(call);
 }
@@ -266,6 +271,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// An estimate of the time in clocks with tiles of bm x bn on 132 multiprocessors: of a chunk, its products
+/// on tensor cores or the copies of its operands, and what it costs besides.
+inline double wgmma_map_cost(const Plan& p, int bm, int bn, int parts) {
+  std::int64_t blocks = 0;
+  for (int i = 0; i < p.phases(); ++i) blocks += ceil_div(p.rows(i / p.w.count, i % p.w.count), bm);
+  blocks *= ceil_div(p.to_channels, bn) * p.groups;
+  const double chunk =
+      std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunkBytes / 50.0) + 100;
+  const double waves = blocks > 132
+                           ? static_cast<double>(ceil_div(blocks, 132))
+                           : std::max(static_cast<double>(blocks) / 132, 8.0 / std::max(8, p.most_chunks()));
+  return waves * chunk;
+}
+
 template <class Tile>
 void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to) {
   using K = WgmmaMap<Tile>;
@@ -288,21 +307,18 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
   const std::int64_t blocks = ceil_div(p.most_rows(), K::BM) * p.phases() * call.tiles_n;
   // Splits as far as there are multiprocessors of an H100 without work, at least eight chunks each.
-  int most_chunks = 0;
-  for (int i = 0; i < p.phases(); ++i)
-    most_chunks = std::max(most_chunks, p.phase_chunks(i / p.w.count, i % p.w.count));
-  call.splits = static_cast<int>(std::clamp<std::int64_t>(
-      132 * K::kBlocks / std::max<std::int64_t>(1, blocks * p.groups), 1, std::max(1, most_chunks / 8)));
+  call.splits = static_cast<int>(std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, blocks * p.groups),
+                                                          1, std::max(1, p.most_chunks() / 8)));
   const dim3 grid(grid_size("conv", blocks), static_cast<unsigned>(p.groups),
                   static_cast<unsigned>(call.splits));
   const Workspace<float> parts(
       to.device(),
-      call.splits > 1 ? std::int64_t{call.splits} * p.groups * blocks * Tile::kSums * Tile::kThreads : 1);
+      call.splits > 1 ? std::int64_t{call.splits} * p.groups * blocks * Tile::kSums * Tile::kConsumers : 1);
   call.parts = parts.data();
-  wgmma_map_kernel<K><<<grid, K::kThreads, K::kSharedBytes, stream>>>(call);
+  wgmma_map_kernel<K><<<grid, Tile::kThreads, K::kSharedBytes, stream>>>(call);
   check_launch("conv: map");
   if (call.splits > 1) {
-    add_parts_kernel<K><<<dim3(grid.x, grid.y, Tile::kSums / 4), K::kThreads, 0, stream>>>(call);
+    add_parts_kernel<K><<<dim3(grid.x, grid.y, Tile::kSums / 4), Tile::kConsumers, 0, stream>>>(call);
     check_launch("conv: sum of parts");
   }
 }
@@ -323,21 +339,24 @@ void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.to = to.raw();
   call.to_pixels = to.layout() == Layout::nchw && to.size(2) * to.size(3) > 1;
-  constexpr int kFlush = Math::kParts == 3 ? 1 : 0;
   constexpr bool kThree = Math::kParts == 3;
-  using Narrow = WarpgroupTile<Math, 1, 32, 4, kFlush>;
-  using Middle = WarpgroupTile<Math, 1, 64, 4, kFlush>;
-  using Wide = WarpgroupTile<Math, 1, 128, 4, kFlush>;
-  const double narrow = map_cost(p, Narrow::BM, 32, 0.5), middle = map_cost(p, Middle::BM, 64, 0.8),
-               wide = map_cost(p, Wide::BM, 128, 0.95);
+  double least = 0;
+  void (*launch)(WgmmaMapArguments&, const Tensor&, const Tensor&) = nullptr;
+  const auto offer = [&]<int kM, int kN>() {
+    const double cost = wgmma_map_cost(p, 128 * kM, kN, Math::kParts);
+    if (launch != nullptr && cost >= least) return;
+    least = cost;
+    launch = launch_wgmma_map<WarpgroupTile<Math, kM, kN, kThree ? 1 : 0, 128 * kM * kChunkBytes>>;
+  };
+  offer.template operator()<1, 128>();
+  offer.template operator()<1, 64>();
+  offer.template operator()<1, 32>();
   if constexpr (!kThree) {
-    using Large = WarpgroupTile<Math, 2, 128, 4, kFlush>;
-    if (map_cost(p, Large::BM, 128, 1) <= std::min({narrow, middle, wide}))
-      return launch_wgmma_map<Large>(call, w, to);
+    offer.template operator()<2, 128>();
+    offer.template operator()<2, 64>();
+    offer.template operator()<2, 32>();
   }
-  if (wide <= std::min(narrow, middle)) return launch_wgmma_map<Wide>(call, w, to);
-  if (middle <= narrow) return launch_wgmma_map<Middle>(call, w, to);
-  launch_wgmma_map<Narrow>(call, w, to);
+  launch(call, w, to);
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -1,14 +1,16 @@
-// Two warpgroups multiply: C[BM, BN] = the sum over k of A[BM, k] * B[BN, k], in chunks of 128 bytes of k, on
+// A block multiplies: C[BM, BN] = the sum over k of A[BM, k] * B[BN, k], in chunks of 128 bytes of k, on
 // Hopper's tensor cores.
 //
-//   global --cp.async, gathered--> A stages --ldmatrix or loads--> registers --+
-//   global --one bulk copy a chunk--> B stages ------------------------------- wgmma --> registers
+//   producers (1 warpgroup)                                 consumers (2 warpgroups)
+//   global --cp.async, gathered-------> A stages --ldmatrix or loads--> registers --+
+//   global --one bulk copy a chunk----> B stages ---------------------------------- wgmma --> registers
 //
-// Shared memory is a ring of kStages chunks of A and B. While chunk c is multiplied, the threads wait for
-// c+1, start the copies of c+kStages-1 into the stage that c-1 left, and load the fragments of c+1: two sets
-// of registers take turns. B comes packed, as wgmma wants it (wgmma.cuh), so that a tile is one contiguous
-// block; for Tf32x3 as two tiles, large and small parts. Of A the tensor cores cut off what TF32 has no bits
-// for, so the word itself is the large part.
+// Shared memory is a ring of kStages chunks of A and B, each with two barriers: `full`, when all copies of a
+// chunk have come, and `empty`, when all consumers have multiplied it. While chunk c is multiplied, a
+// consumer waits for c+1 and loads its fragments: two sets of registers take turns. Producers leave registers
+// to consumers. // B comes packed, as wgmma wants it (wgmma.cuh), so that a tile is one contiguous block; for
+// Tf32x3 as two tiles, large and small parts. Of A the tensor cores cut off what TF32 has no bits for, so the
+// word itself is the large part.
 //
 // A warpgroup has kM blocks of 64 rows. Tensor cores truncate what they add, so that long sums in them lose
 // digits: after kFlush chunks (0: never) the sums are added to others in float32.
@@ -58,17 +60,36 @@ __device__ __forceinline__ typename Math::Element next_part(typename Math::Eleme
   }
 }
 
-template <class M, int kBlocksOfRows, int kColumns, int kRing, int kFlushChunks>
+/// `kABytes` of a chunk of A.
+template <class M, int kBlocksOfRows, int kColumns, int kFlushChunks, int kABytesOfStage>
 struct WarpgroupTile {
   using Math = M;
-  static constexpr int kM = kBlocksOfRows, BM = 128 * kM, BN = kColumns, kThreads = 256, kStages = kRing,
-                       kFlush = kFlushChunks;
+  static constexpr int kM = kBlocksOfRows, BM = 128 * kM, BN = kColumns, kFlush = kFlushChunks;
+  static constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
+  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
   static constexpr int kBParts = Math::kParts == 3 ? 2 : 1, kBBytes = BN * kChunkBytes * kBParts;
-  static constexpr int kSums = kM * BN / 2;  // of a thread
+  static constexpr int kABytes = kABytesOfStage, kStage = kABytes + kBBytes;
+  static constexpr int kStages = 200 * 1024 / kStage < 8 ? 200 * 1024 / kStage : 8;
+  static constexpr int kSums = kM * BN / 2;  // of a consumer
+  static_assert(kABytes % 1024 == 0 && kStages >= 3);
 
-  /// Index of a chunk of B's vector: element `k` of row n is in vector `v`. In units of 16 bytes.
+  struct Ring {
+    Barrier full[kStages], empty[kStages];
+  };
+
+  /// Place of vector v of row n of part `part` of B's tile, in units of 16 bytes.
   TAPEDECK_HD static constexpr int b_vector(int part, int n, int v) {
     return (part * BN + n) * kVectors + (v ^ (n & 7));
+  }
+};
+
+/// Where a warp is in the ring.
+template <class Tile>
+struct RingPosition {
+  int stage = 0;
+  unsigned turn = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == Tile::kStages) stage = 0, ++turn;
   }
 };
 
@@ -145,66 +166,68 @@ class WarpgroupSums {
   float part_[Tile::kFlush > 0 ? kM : 1][Tile::kFlush > 0 ? BN / 2 : 1];
 };
 
-/// sums += the products of `chunks` chunks. A's loader has kBytes of a stage, a multiple of 1024; issue(c,
-/// stage) starts to copy chunk c; prepare(c) runs before, with a barrier between; load(stage, i, fragments)
-/// loads block i of this warpgroup. `packed` is chunk 0 of B, `step` bytes before the next. `shared` is
-/// aligned to 1024 bytes.
-template <class Tile, class A>
-__device__ __forceinline__ void multiply_chunks(WarpgroupSums<Tile>& sums, A& a, const char* packed,
-                                                std::int64_t step, int chunks, char* shared,
-                                                CopyBarrier* barriers) {
-  using Math = typename Tile::Math;
-  constexpr int kStages = Tile::kStages, kStage = A::kBytes + Tile::kBBytes;
-  if (chunks <= 0) return;
-  if (threadIdx.x == 0) {
+/// By one thread, before a barrier of the block.
+template <class Tile>
+__device__ __forceinline__ void initialise(typename Tile::Ring& ring) {
 #pragma unroll
-    for (int s = 0; s < kStages; ++s) barriers[s].initialise();
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  for (int s = 0; s < Tile::kStages; ++s) {
+    ring.full[s].initialise(Tile::kProducers + 1);
+    ring.empty[s].initialise(Tile::kConsumers / 32);
   }
-#pragma unroll
-  for (int c = 0; c < kStages; ++c) a.prepare(c);
-  __syncthreads();
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
-  const auto issue = [&](int c) {
-    if (c < chunks) {
-      char* const stage = shared + c % kStages * kStage;
-      a.issue(c, stage);
-      if (threadIdx.x == 0) {
-        barriers[c % kStages].copy(stage + A::kBytes, packed + c * step, Tile::kBBytes);
-      }
+/// Producers: brings chunks of A, by a.issue(c, stage), and of B: `packed` is its chunk 0, `step` bytes
+/// before the next. `shared` is aligned to 1024 bytes.
+template <class Tile, class A>
+__device__ __forceinline__ void produce(A& a, const char* packed, std::int64_t step, int chunks, char* shared,
+                                        typename Tile::Ring& ring) {
+  RingPosition<Tile> at;
+  for (int c = 0; c < chunks; ++c, at.advance()) {
+    if (at.turn > 0) ring.empty[at.stage].wait(at.turn - 1 & 1);
+    char* const stage = shared + at.stage * Tile::kStage;
+    if (threadIdx.x == Tile::kConsumers) {
+      ring.full[at.stage].arrive_with_copy(stage + Tile::kABytes, packed + c * step, Tile::kBBytes);
     }
-    commit_async();  // a group for each chunk, so that they can be counted
-  };
-  const auto load = [&](int c, Fragments<Math, Tile::kM>& fragments) {
+    a.issue(c, stage);
+    ring.full[at.stage].arrive_after_copies();
+  }
+}
+
+/// Consumers: sums += the products of chunks. A::load(stage, i, fragments) loads block i of a warpgroup.
+template <class A, class Tile>
+__device__ __forceinline__ void consume(WarpgroupSums<Tile>& sums, int chunks, char* shared,
+                                        typename Tile::Ring& ring) {
+  using Math = typename Tile::Math;
+  if (chunks <= 0) return;
+  RingPosition<Tile> at;
+  const auto load = [&](Fragments<Math, Tile::kM>& fragments) {
+    ring.full[at.stage].wait(at.turn & 1);
 #pragma unroll
-    for (int i = 0; i < Tile::kM; ++i) a.load(shared + c % kStages * kStage, i, fragments.large[i]);
+    for (int i = 0; i < Tile::kM; ++i) A::load(shared + at.stage * Tile::kStage, i, fragments.large[i]);
     fragments.prepare();
   };
-#pragma unroll
-  for (int c = 0; c < kStages - 1; ++c) issue(c);
-
   Fragments<Math, Tile::kM> even, odd;
-  wait_async_but<kStages - 2>();
-  barriers[0].wait(0);
-  __syncthreads();
-  load(0, even);
+  load(even);
   const auto multiply = [&](int c, const Fragments<Math, Tile::kM>& now, Fragments<Math, Tile::kM>& next) {
-    sums.start(now, shared + c % kStages * kStage + A::kBytes, c);
-    if (c + 1 < chunks) {
-      wait_async_but<kStages - 3>();
-      barriers[(c + 1) % kStages].wait((c + 1) / kStages);
-      __syncthreads();
-      issue(c + kStages - 1);
-      a.prepare(c + kStages);
-      load(c + 1, next);
-    }
+    const int stage = at.stage;
+    sums.start(now, shared + stage * Tile::kStage + Tile::kABytes, c);
+    at.advance();
+    if (c + 1 < chunks) load(next);
     sums.finish(c, c + 1 == chunks);
+    if (threadIdx.x % 32 == 0) ring.empty[stage].arrive();
   };
 #pragma unroll 1
   for (int c = 0; c < chunks; c += 2) {
     multiply(c, even, odd);
     if (c + 1 < chunks) multiply(c + 1, odd, even);
   }
+}
+
+/// A barrier of the consumers.
+template <class Tile>
+__device__ __forceinline__ void synchronise_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kConsumers) : "memory");
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -42,21 +42,21 @@ class MovedPixels {
   using T = typename Math::Element;
   static constexpr int kElements = kVectorBytes / sizeof(T), kWords = sizeof(T) == 4;
   static constexpr int kPitch = Tile::BM * sizeof(T) + (kWords ? 32 : 16);  // of a pixel, in bytes
-  static constexpr int kColumns = Tile::BM / kElements, kRows = Tile::kThreads / kColumns;
+  static constexpr int kColumns = Tile::BM / kElements, kRows = Tile::kProducers / kColumns;
+  static constexpr int kWarpRows = 32 / kColumns;  // of a warp at once
 
  public:
   static constexpr int kPixels = kChunkBytes / sizeof(T);
-  static constexpr int kBytes = kPixels * kPitch;
-  static_assert(kBytes % 1024 == 0 && Tile::kM == 1);
+  static constexpr int kWarpPixels = kPixels / 4;
+  static_assert(Tile::kABytes == kPixels * kPitch && Tile::kM == 1 && kWarpRows >= 1);
 
   /// The place of the output that a pixel meets through tap 0, and its image.
   struct alignas(16) Place {
     std::int64_t offset;
     int h, w;
   };
-  struct Places {
-    Place pixel[Tile::kStages][kPixels];
-  };
+  /// Of the pixels that each warp of the producers copies.
+  using Places = Place[4][kWarpPixels];
 
   __device__ MovedPixels(const WgmmaWeightGradArguments& call, const T* y, Places& places, int first_row,
                          int first_chunk)
@@ -70,32 +70,34 @@ class MovedPixels {
     out_h_ = m < call.rows ? call.out_h : 0;
   }
 
-  __device__ void prepare(int chunk) {
-    if (threadIdx.x >= kPixels) return;
-    const std::int64_t pixel = static_cast<std::int64_t>(first_chunk_ + chunk) * kPixels + threadIdx.x;
-    Place place{0, kOutside, kOutside};
-    if (pixel < call_.pixels) {
-      const int p = static_cast<int>(pixel), n = call_.plane.divide(p), at = call_.plane.modulo(p, n);
-      const int h = call_.width.divide(at), w = call_.width.modulo(at, h);
-      place.h = h * call_.stride_h - call_.padding_h, place.w = w * call_.stride_w - call_.padding_w;
-      place.offset = n * call_.y_strides.n + static_cast<std::int64_t>(place.h) * call_.y_strides.h +
-                     static_cast<std::int64_t>(place.w) * call_.y_strides.w;
-    }
-    places_.pixel[chunk % Tile::kStages][threadIdx.x] = place;
-  }
   __device__ void issue(int chunk, char* stage) {
-    const int row = threadIdx.x / kColumns;
-    const unsigned to =
-        shared_address(stage) + row * kPitch + static_cast<int>(threadIdx.x) % kColumns * kVectorBytes;
+    const int thread = threadIdx.x - Tile::kConsumers, lane = thread % 32, warp = thread / 32;
+    __syncwarp();
+    if (lane < kWarpPixels) {
+      const int row = lane / kWarpRows * kRows + warp * kWarpRows + lane % kWarpRows;
+      const std::int64_t pixel = static_cast<std::int64_t>(first_chunk_ + chunk) * kPixels + row;
+      Place place{0, kOutside, kOutside};
+      if (pixel < call_.pixels) {
+        const int p = static_cast<int>(pixel), n = call_.plane.divide(p), at = call_.plane.modulo(p, n);
+        const int h = call_.width.divide(at), w = call_.width.modulo(at, h);
+        place.h = h * call_.stride_h - call_.padding_h, place.w = w * call_.stride_w - call_.padding_w;
+        place.offset = n * call_.y_strides.n + static_cast<std::int64_t>(place.h) * call_.y_strides.h +
+                       static_cast<std::int64_t>(place.w) * call_.y_strides.w;
+      }
+      places_[warp][lane] = place;
+    }
+    __syncwarp();
+    const int row = thread / kColumns;
+    const unsigned to = shared_address(stage) + row * kPitch + thread % kColumns * kVectorBytes;
 #pragma unroll
     for (int n = 0; n < kPixels / kRows; ++n) {
-      const Place place = places_.pixel[chunk % Tile::kStages][row + n * kRows];
+      const Place place = places_[warp][n * kWarpRows + lane / kColumns];
       const bool inside = static_cast<unsigned>(place.h + h_) < static_cast<unsigned>(out_h_) &&
                           static_cast<unsigned>(place.w + w_) < static_cast<unsigned>(call_.out_w);
       copy_async_or_zero(to + n * kRows * kPitch, inside ? y_ + place.offset + offset_ : y_, inside);
     }
   }
-  __device__ void load(const char* stage, int, std::uint32_t (&a)[kSteps][4]) const {
+  __device__ static void load(const char* stage, int, std::uint32_t (&a)[kSteps][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if constexpr (kWords) {
       const char* const first = stage + lane % 4 * kPitch + (warp * 16 + lane / 4) * 4;
@@ -129,20 +131,20 @@ class MovedPixels {
   std::int64_t offset_;
 };
 
-template <class Tile>
+template <class T>
 struct WgmmaWeightGrad {
+  using Tile = T;
   using Math = typename Tile::Math;
-  using T = typename Math::Element;
+  using Element = typename Math::Element;
   using Loader = MovedPixels<Tile>;
-  static constexpr int BM = Tile::BM, BN = Tile::BN, kThreads = Tile::kThreads;
+  static constexpr int BM = Tile::BM, BN = Tile::BN, kConsumers = Tile::kConsumers;
   static constexpr int kPitch = BN + 8;  // of sums in shared memory
-  static constexpr int kStageBytes = Tile::kStages * (Loader::kBytes + Tile::kBBytes);
+  static constexpr int kStageBytes = Tile::kStages * Tile::kStage;
   static_assert(kStageBytes >= 4 * BM * kPitch);
   static constexpr int kSharedBytes = kStageBytes + 1024;
-  static constexpr int kBlocks = kSharedBytes <= 110 * 1024 && BN <= 32 ? 2 : 1;
 
   struct Shared {
-    CopyBarrier barriers[Tile::kStages];
+    typename Tile::Ring ring;
     typename Loader::Places places;
   };
 
@@ -155,19 +157,26 @@ struct WgmmaWeightGrad {
         reinterpret_cast<const char*>(call.packed) +
         ((static_cast<std::int64_t>(group) * call.chunks + first_chunk) * call.tiles_n + tile_n) *
             Tile::kBBytes;
-    Loader a(call, static_cast<const T*>(call.y) + static_cast<std::int64_t>(group) * call.y_channels,
-             shared.places, tile_m * BM, first_chunk);
-    WarpgroupSums<Tile> sums;
-    multiply_chunks<Tile>(sums, a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks,
-                          stages, shared.barriers);
-
+    if (threadIdx.x == 0) initialise<Tile>(shared.ring);
     __syncthreads();
+    if (threadIdx.x >= kConsumers) {
+      leave_registers<Tile::kProducerRegisters>();
+      Loader a(call, static_cast<const Element*>(call.y) + static_cast<std::int64_t>(group) * call.y_channels,
+               shared.places, tile_m * BM, first_chunk);
+      return produce<Tile>(a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks, stages,
+                           shared.ring);
+    }
+    take_registers<Tile::kConsumerRegisters>();
+    WarpgroupSums<Tile> sums;
+    consume<Loader>(sums, chunks, stages, shared.ring);
+
+    synchronise_consumers<Tile>();
     float* const staged = reinterpret_cast<float*>(stages);
     sums.for_each([&](int row, int column, float sum) { staged[row * kPitch + column] = sum; });
-    __syncthreads();
+    synchronise_consumers<Tile>();
     float* const part =
         call.parts + (static_cast<std::int64_t>(split) * call.groups + group) * call.rows * call.ci;
-    for (int i = threadIdx.x; i < BM * BN; i += kThreads) {
+    for (int i = threadIdx.x; i < BM * BN; i += kConsumers) {
       const int row = tile_m * BM + i / BN, column = tile_n * BN + i % BN;
       if (row < call.rows && column < call.ci)
         part[static_cast<std::int64_t>(row) * call.ci + column] = staged[i / BN * kPitch + i % BN];
@@ -176,7 +185,7 @@ struct WgmmaWeightGrad {
 };
 
 template <class K>
-__global__ void __launch_bounds__(K::kThreads, K::kBlocks)
+__global__ void __launch_bounds__(K::Tile::kThreads, 1)
     wgmma_weight_grad_kernel(const __grid_constant__ WgmmaWeightGradArguments call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
@@ -273,7 +282,7 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   check_launch("conv: pack pixels");
   // As many blocks as an H100 runs at once, but some work for each.
   const std::int64_t wanted =
-      std::clamp<std::int64_t>(132 * K::kBlocks / (tiles * call.groups), 1, ceil_div(call.chunks, 8));
+      std::clamp<std::int64_t>(132 / (tiles * call.groups), 1, ceil_div(call.chunks, 8));
   call.split_chunks = static_cast<int>(ceil_div(call.chunks, wanted));
   call.splits = static_cast<int>(ceil_div(call.chunks, call.split_chunks));
   const std::int64_t count = std::int64_t{call.groups} * call.rows * call.ci;
@@ -282,7 +291,7 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   allow_shared_memory(wgmma_weight_grad_kernel<K>, K::kSharedBytes);
   wgmma_weight_grad_kernel<K><<<dim3(grid_size("conv", tiles), static_cast<unsigned>(call.splits),
                                      static_cast<unsigned>(call.groups)),
-                                K::kThreads, K::kSharedBytes, stream>>>(call);
+                                Tile::kThreads, K::kSharedBytes, stream>>>(call);
   check_launch("conv: weight gradient");
   sum_weight_grads_kernel<T>
       <<<grid_size("conv", ceil_div(count, kSumLanes)), kSumLanes * kSumRows, 0, stream>>>(
@@ -314,10 +323,15 @@ void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   call.width = Divider(g.w.in);
   call.lanes_are_pixels = x.layout() == Layout::nchw && g.h.in * g.w.in > 1;
   if (g.h.in * g.w.in == 1) call.x_strides.w = 0;
+  using T = typename Math::Element;
   constexpr int kFlush = Math::kParts == 3 ? 1 : 16;
-  if (call.ci <= 32) return launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 32, 4, kFlush>>(call, w);
-  if (call.ci <= 64) return launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 64, 4, kFlush>>(call, w);
-  launch_wgmma_weight_grad<WarpgroupTile<Math, 1, 128, 4, kFlush>>(call, w);
+  constexpr int kABytes = kChunkBytes * 128 + kChunkBytes / sizeof(T) * (sizeof(T) == 4 ? 32 : 16);
+  const auto launch = [&]<int kN>() {
+    launch_wgmma_weight_grad<WarpgroupTile<Math, 1, kN, kFlush, kABytes>>(call, w);
+  };
+  if (call.ci <= 32) return launch.template operator()<32>();
+  if (call.ci <= 64) return launch.template operator()<64>();
+  launch.template operator()<128>();
 }
 
 }  // namespace tapedeck::cu::conv_gemm

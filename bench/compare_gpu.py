@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""ConvTranspose2d on a GPU: Tapedeck's times beside PyTorch's, in one run.
+
+    python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,tf32_cl,bf16_cl]
+        [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
+
+Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
+the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
+bf16 as they say, _cl with channels last. PyTorch runs with cudnn.benchmark; --peer reads its times (or those of
+shared/peers) from a file of JSON lines instead. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
+"""
+import argparse, json, math, pathlib, subprocess, sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OPS = ("fwd", "dx", "dw")
+# name: n, ci, h, w, co, kernel, stride, padding, output_padding, dilation, groups, as in cuda_conv_bench.cu
+SHAPES = {
+    "kb57": (8, 64, 1024, 1024, 64, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "kb65": (8, 64, 512, 512, 64, (3, 7), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "kb69": (64, 64, 128, 256, 128, (3, 5), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "kb71": (8, 32, 512, 1024, 32, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "kb75": (16, 32, 128, 256, 64, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), 4),
+    "kb78": (8, 32, 512, 1024, 32, (3, 7), (1, 1), (1, 3), (0, 0), (1, 1), 1),
+    "kb81": (16, 32, 64, 128, 64, (3, 3), (5, 5), (1, 1), (0, 0), (2, 2), 1),
+    "dcgan1": (128, 100, 1, 1, 512, (4, 4), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    "dcgan2": (128, 512, 4, 4, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    "dcgan3": (128, 256, 8, 8, 128, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    "dcgan4": (128, 128, 16, 16, 64, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    "dcgan5": (128, 64, 32, 32, 3, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    "vae1": (128, 64, 7, 7, 64, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    "vae2": (128, 64, 14, 14, 32, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    "unet_up": (16, 1024, 28, 28, 512, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
+    "depthwise": (32, 256, 56, 56, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 256),
+    "big": (32, 512, 64, 64, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+}
+
+
+def graph_ms(torch, f):
+    """Milliseconds of a call of f: the median over replays of a graph that holds enough calls for a millisecond."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timed(work):
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    for _ in range(2):
+        f()
+    first = timed(f)
+    calls = max(1, min(100, int(1 / first)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            f()
+    runs = max(5, min(30, int(60 / (first * calls))))
+    times = sorted(timed(graph.replay) / calls for _ in range(runs + 2))
+    return times[len(times) // 2]
+
+
+def peer(shapes, modes):
+    import torch
+    torch.backends.cudnn.benchmark = True
+    forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
+    for name in shapes:
+        n, ci, h, w, co, k, stride, padding, extra, dilation, groups = SHAPES[name]
+        for mode in modes:
+            torch.backends.cudnn.allow_tf32 = mode.startswith("tf32")
+            dtype = torch.bfloat16 if mode.startswith("bf16") else torch.float16 if mode.startswith("fp16") else torch.float32
+            layout = torch.channels_last if mode.endswith("_cl") else torch.contiguous_format
+            x = torch.randn(n, ci, h, w, device="cuda", dtype=dtype).contiguous(memory_format=layout)
+            weight = (torch.randn(ci, co // groups, *k, device="cuda", dtype=dtype) * 0.05).contiguous(memory_format=layout)
+            args = (None, stride, padding, dilation, True, extra, groups)
+            gy = torch.randn_like(forward(x, weight, *args))
+            r = {"shape": name, "mode": mode}
+            r["fwd_ms"] = graph_ms(torch, lambda: forward(x, weight, *args))
+            r["dx_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (True, False, False)))
+            r["dw_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (False, True, False)))
+            print(json.dumps(r), flush=True)
+            del x, weight, gy
+            torch.cuda.empty_cache()
+
+
+def lines(text):
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}
+
+
+def mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench")
+    parser.add_argument("--modes", default="fp32,tf32,bf16,tf32_cl,bf16_cl")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--peer")
+    parser.add_argument("--json")
+    parser.add_argument("--commit")
+    parser.add_argument("--limit", type=float, default=0)
+    parser.add_argument("--only-peer", action="store_true", help="PyTorch's times as JSON lines")
+    args = parser.parse_args()
+    shapes, modes = args.shapes.split(","), args.modes.split(",")
+    if args.only_peer:
+        return peer(shapes, modes)
+    if not args.bench:
+        build = ROOT / "build/bench"
+        for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DTAPEDECK_CUDA=ON",
+                         "-DTAPEDECK_BENCH=ON", "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF"],
+                        ["cmake", "--build", build, "--target", "cuda_conv_bench"]):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        args.bench = build / "bench/cuda_conv_bench"
+    run = lambda command: subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
+    ours = lines(run([args.bench, "--modes", args.modes, "--shapes", args.shapes]))
+    # In a process of its own: PyTorch keeps memory.
+    theirs = lines(pathlib.Path(args.peer).read_text() if args.peer else
+                   run([sys.executable, __file__, "--only-peer", "--modes", args.modes, "--shapes", args.shapes]))
+    ratios, slow = {}, []
+    print(f"{'shape':10} {'mode':8}" + "".join(f"{op:>9} ms  PyTorch  ratio" for op in OPS))
+    for (shape, mode), r in ours.items():
+        other = theirs.get((shape, mode))
+        if other is None:
+            continue
+        text = f"{shape:10} {mode:8}"
+        for op in OPS:
+            ratio = other[op + "_ms"] / r[op + "_ms"]
+            ratios.setdefault(mode, {}).setdefault(op, []).append(ratio)
+            text += f"{r[op + '_ms']:12.4f} {other[op + '_ms']:8.4f} {ratio:6.2f}"
+            if ratio < args.limit:
+                slow.append(f"{shape} {mode} {op} {ratio:.2f}")
+        print(text)
+    means = {mode: {**{op: mean(v) for op, v in by_op.items()}, "all": mean([x for v in by_op.values() for x in v])}
+             for mode, by_op in ratios.items()}
+    for mode, by_op in means.items():
+        print(f"geometric mean {mode:8}", "  ".join(f"{op} {v:.2f}" for op, v in by_op.items()))
+    if slow:
+        print(f"below {args.limit}:", ", ".join(slow))
+    if args.json:
+        gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
+        commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
+        pathlib.Path(args.json).write_text(json.dumps(
+            {"commit": commit, "gpu": gpu, "geometric_means": means,
+             "times": [{**r, "pytorch": {k: v for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
+                       for key, r in ours.items()]}, indent=1) + "\n")
+    return 1 if slow else 0
+
+
+sys.exit(main())

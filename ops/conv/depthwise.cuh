@@ -1,0 +1,19 @@
+// Groups of one channel of x, in nchw: planes that meet planes. depthwise.cu, depthwise_weight_grad.cu.
+#pragma once
+
+#include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck::cu {
+
+/// Whether depthwise() can compute a call: the tensor that it reads must be nchw.
+bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& to);
+/// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
+void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to);
+
+bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y);
+void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                           const Tensor& w);
+
+}  // namespace tapedeck::cu
