@@ -1,13 +1,19 @@
 // conv_transpose2d and conv2d as matrix products (gemm_plan.h) on Hopper's tensor cores.
 //
-// A block has BM results of one phase and BN channels; rows of A are the results' windows, gathered from
+// A tile has BM results of one phase and BN channels; rows of A are the results' windows, gathered from
 // images with the channels last: a chunk of a row is 128 bytes of channels, of one tap or several, that
 // cp.async copies by 16 bytes, zeros where a tap is outside. They lie as B does (wgmma.cuh), so that the
 // eight rows of an 8x8 matrix meet different banks. Nchw images are transposed first (channels_last.cu): a
 // copy at the memory's speed, where every tap would else pay for narrow loads.
 //
-// Few results with long sums, as a gradient of 4x4 maps has, leave most multiprocessors idle: then blocks
-// have ranges of the chunks, and a second kernel adds their parts in order.
+// There is a block for each multiprocessor, and each takes every so many tiles: while consumers write the
+// sums of one, from registers, producers bring the next. (With a block a tile and sums written through shared
+// memory, the writing took most of the time where sums are short: 64 channels and 3x3 taps reached 148
+// TFLOP/s in bfloat16.) Producers have their rows' places in registers, so that nothing but a copy's own
+// address is between two copies.
+//
+// Few results with long sums, as a gradient of 4x4 maps has, leave most multiprocessors idle: then a tile's
+// chunks are split into ranges, and a second kernel adds their parts in order.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +28,52 @@ struct WgmmaMapArguments {
   Plan plan;
   const void *from, *packed, *bias;
   void* to;
-  float* parts;  // of splits, if there are several
-  int group_channels, tiles_n, splits;
-  bool to_pixels;  // neighbouring results of `to` are pixels, not channels
+  float* parts;                                         // of splits, if there are several
+  Divider h_count[kMaxPhases], w_count[kMaxPhases];     // by the results of phases
+  int group_channels, tiles_m, tiles_n, tiles, splits;  // tiles of all groups, phases and n
+  bool pairs;  // whether two channels of `to` are neighbours, and can be written at once
 };
 
-/// Where a result's window begins in `from`.
-struct alignas(16) Window {
-  std::int64_t from;
-  int h, w;
+/// A tile, and where its range of chunks begins and ends.
+struct MapTile {
+  __device__ MapTile(const WgmmaMapArguments& call, int bm, int index) {
+    const Plan& p = call.plan;
+    const auto next = [&index](int count) {
+      const int quotient = index / count, rest = index - quotient * count;
+      index = quotient;
+      return rest;
+    };
+    tile_n = next(call.tiles_n);
+    phase = next(p.phases());
+    first = static_cast<std::int64_t>(next(call.tiles_m)) * bm;
+    group = next(p.groups);
+    i = phase / p.w.count, j = phase - i * p.w.count;
+    const int all = first < p.rows(i, j) ? p.phase_chunks(i, j) : 0;
+    const int each = (all + call.splits - 1) / call.splits;
+    begin = min(all, index * each), end = min(all, begin + each);
+  }
+  int tile_n, phase, i, j, group, begin, end;
+  std::int64_t first;
+};
+
+/// Result m of a phase: row_of() by Dividers.
+struct Result {
+  __device__ __forceinline__ Result(const WgmmaMapArguments& call, int i, int j, std::int64_t m) {
+    const Plan& p = call.plan;
+    exists = m < p.rows(i, j);
+    const int at = exists ? static_cast<int>(m) : 0;
+    const int line = call.w_count[j].divide(at);
+    b = call.w_count[j].modulo(at, line);
+    image = call.h_count[i].divide(line);
+    a = call.h_count[i].modulo(line, image);
+  }
+  __device__ __forceinline__ std::int64_t to(const Plan& p, int i, int j) const {
+    const PhaseAxis &h = p.h.phase[i], &w = p.w.phase[j];
+    return image * p.to.n + static_cast<std::int64_t>(h.to + a * h.to_step) * p.to.h +
+           static_cast<std::int64_t>(w.to + b * w.to_step) * p.to.w;
+  }
+  bool exists;
+  int image, a, b;
 };
 
 /// Loads tiles of A.
@@ -40,35 +83,46 @@ class GatheredWindows {
   using T = typename Math::Element;
   static constexpr int kElements = kVectorBytes / sizeof(T), kRows = Tile::kProducers / kVectors;
 
- public:
-  __device__ GatheredWindows(const Plan& plan, const T* from, const Window* windows, int i, int j,
-                             int first_chunk)
-      : plan_(plan),
-        from_(from),
-        windows_(windows),
-        i_(i),
-        j_(j),
-        first_(first_chunk * kVectors + static_cast<int>(threadIdx.x) % kVectors) {}
+  static constexpr int kCount = Tile::BM / kRows;  // rows of a thread
 
-  __device__ void issue(int chunk, char* stage) const {
-    const PhaseAxis &h = plan_.h.phase[i_], &w = plan_.w.phase[j_];
-    const int at = first_ + chunk * kVectors;
-    const int tap = plan_.tap_vectors.divide(at), jh = plan_.taps_w[j_].divide(tap);
-    const int v = plan_.tap_vectors.modulo(at, tap), jw = plan_.taps_w[j_].modulo(tap, jh);
+ public:
+  __device__ explicit GatheredWindows(const WgmmaMapArguments& call) : call_(call) {}
+
+  __device__ void start(const MapTile& tile) {
+    const Plan& p = call_.plan;
+    i_ = tile.i, j_ = tile.j;
+    at_ = tile.begin * kVectors + static_cast<int>(threadIdx.x) % kVectors;
+    from_ = static_cast<const T*>(call_.from) + static_cast<std::int64_t>(tile.group) * call_.group_channels;
+    const PhaseAxis &h = p.h.phase[i_], &w = p.w.phase[j_];
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const Result r(call_, i_, j_, tile.first + (threadIdx.x - Tile::kConsumers) / kVectors + n * kRows);
+      h_[n] = r.exists ? h.from + r.a * h.from_step : kOutside;
+      w_[n] = w.from + r.b * w.from_step;
+      rows_[n] = from_ + r.image * p.from.n + static_cast<std::int64_t>(h_[n]) * p.from.h +
+                 static_cast<std::int64_t>(w_[n]) * p.from.w;
+    }
+  }
+  /// Starts to copy the next chunk.
+  __device__ void issue(char* stage) {
+    const Plan& p = call_.plan;
+    const PhaseAxis &h = p.h.phase[i_], &w = p.w.phase[j_];
+    const int tap = p.tap_vectors.divide(at_), jh = p.taps_w[j_].divide(tap);
+    const int v = p.tap_vectors.modulo(at_, tap), jw = p.taps_w[j_].modulo(tap, jh);
     const int dh = jh * h.tap_from_step, dw = jw * w.tap_from_step;
-    const int height = jh < h.taps ? plan_.from_h : 0;
-    const T* const from = from_ + (static_cast<std::int64_t>(dh) * plan_.from.h +
-                                   static_cast<std::int64_t>(dw) * plan_.from.w + v * kElements);
+    const int height = jh < h.taps ? p.from_h : 0;
+    const std::int64_t offset =
+        static_cast<std::int64_t>(dh) * p.from.h + static_cast<std::int64_t>(dw) * p.from.w + v * kElements;
     const int row = (threadIdx.x - Tile::kConsumers) / kVectors;
     const unsigned to = shared_address(stage) + row * kChunkBytes +
                         (static_cast<int>(threadIdx.x) % kVectors ^ (row & 7)) * kVectorBytes;
 #pragma unroll
-    for (int n = 0; n < Tile::BM / kRows; ++n) {
-      const Window window = windows_[row + n * kRows];
-      const bool inside = static_cast<unsigned>(window.h + dh) < static_cast<unsigned>(height) &&
-                          static_cast<unsigned>(window.w + dw) < static_cast<unsigned>(plan_.from_w);
-      copy_async_or_zero(to + n * kRows * kChunkBytes, inside ? from + window.from : from_, inside);
+    for (int n = 0; n < kCount; ++n) {
+      const bool inside = static_cast<unsigned>(h_[n] + dh) < static_cast<unsigned>(height) &&
+                          static_cast<unsigned>(w_[n] + dw) < static_cast<unsigned>(p.from_w);
+      copy_async_or_zero(to + n * kRows * kChunkBytes, inside ? rows_[n] + offset : from_, inside);
     }
+    at_ += kVectors;
   }
   __device__ static void load(const char* stage, int i, std::uint32_t (&a)[kSteps][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, warpgroup = threadIdx.x / 128;
@@ -80,10 +134,9 @@ class GatheredWindows {
   }
 
  private:
-  const Plan& plan_;
-  const T* from_;
-  const Window* windows_;
-  int i_, j_, first_;
+  const WgmmaMapArguments& call_;
+  const T *from_, *rows_[kCount];
+  int i_, j_, at_, h_[kCount], w_[kCount];
 };
 
 template <class T>
@@ -93,132 +146,116 @@ struct WgmmaMap {
   using Element = typename Math::Element;
   using Loader = GatheredWindows<Tile>;
   static constexpr int BM = Tile::BM, BN = Tile::BN, kConsumers = Tile::kConsumers;
-  static constexpr int kPixelPitch = BM + 4, kChannelPitch = BN + 8;  // of sums in shared memory
-  static constexpr int kSumBytes =
-      4 * (BN * kPixelPitch > BM * kChannelPitch ? BN * kPixelPitch : BM * kChannelPitch);
-  static constexpr int kStageBytes = Tile::kStages * Tile::kStage;
-  static constexpr int kSharedBytes = (kStageBytes > kSumBytes ? kStageBytes : kSumBytes) + 1024;
+  static constexpr int kSharedBytes = Tile::kStages * Tile::kStage + 1024;
 
   struct Shared {
     typename Tile::Ring ring;
-    Window windows[BM];
-    std::int64_t to[BM];
   };
-
-  /// A block's place.
-  struct Place {
-    __device__ explicit Place(const WgmmaMapArguments& call) {
-      const Plan& p = call.plan;
-      tile_n = blockIdx.x % call.tiles_n;
-      const int rest = blockIdx.x / call.tiles_n;
-      phase = rest % p.phases();
-      i = phase / p.w.count, j = phase % p.w.count;
-      group = blockIdx.y;
-      first = static_cast<std::int64_t>(rest / p.phases()) * BM;
-    }
-    int tile_n, phase, i, j, group;
-    std::int64_t first;
-  };
-  __device__ static float* part(const WgmmaMapArguments& call, int split) {
-    return call.parts +
-           ((static_cast<std::int64_t>(split) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
-               (Tile::kSums * kConsumers) +
-           threadIdx.x;
-  }
 
   __device__ static void run(const WgmmaMapArguments& call, char* stages, Shared& shared) {
     const Plan& p = call.plan;
-    const Place place(call);
-    if (place.first >= p.rows(place.i, place.j)) return;
-    for (int r = threadIdx.x; r < BM; r += Tile::kThreads) {
-      const Row row = row_of(p, place.i, place.j, place.first + r);
-      shared.windows[r] = {row.from + static_cast<std::int64_t>(row.h) * p.from.h +
-                               static_cast<std::int64_t>(row.w) * p.from.w,
-                           row.h, row.w};
-      shared.to[r] = row.to;
-    }
-    const int all = p.phase_chunks(place.i, place.j), each = (all + call.splits - 1) / call.splits;
-    const int first_chunk = min(all, static_cast<int>(blockIdx.z) * each),
-              chunks = min(each, all - first_chunk);
-    const char* const packed =
-        static_cast<const char*>(call.packed) +
-        ((static_cast<std::int64_t>(place.group) * p.chunks + p.chunk_begin[place.phase] + first_chunk) *
-             call.tiles_n +
-         place.tile_n) *
-            Tile::kBBytes;
     if (threadIdx.x == 0) initialise<Tile>(shared.ring);
     __syncthreads();
+    const int tiles = call.tiles * call.splits;
+    RingPosition<Tile> at;
     if (threadIdx.x >= kConsumers) {
       leave_registers<Tile::kProducerRegisters>();
-      Loader a(p,
-               static_cast<const Element*>(call.from) +
-                   static_cast<std::int64_t>(place.group) * call.group_channels,
-               shared.windows, place.i, place.j, first_chunk);
-      return produce<Tile>(a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks, stages,
-                           shared.ring);
-    }
-    take_registers<Tile::kConsumerRegisters>();
-    WarpgroupSums<Tile> sums;
-    consume<Loader>(sums, chunks, stages, shared.ring);
-    if (call.splits > 1) {
-      float* const to = part(call, blockIdx.z);
-#pragma unroll
-      for (int i = 0; i < Tile::kM; ++i)
-#pragma unroll
-        for (int k = 0; k < BN / 2; ++k) to[(i * (BN / 2) + k) * kConsumers] = sums.values[i][k];
+      Loader a(call);
+      for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const MapTile tile(call, BM, t);
+        if (tile.begin == tile.end) continue;
+        a.start(tile);
+        const char* const packed =
+            static_cast<const char*>(call.packed) +
+            ((static_cast<std::int64_t>(tile.group) * p.chunks + p.chunk_begin[tile.phase] + tile.begin) *
+                 call.tiles_n +
+             tile.tile_n) *
+                Tile::kBBytes;
+        produce<Tile>(a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes,
+                      tile.end - tile.begin, stages, shared.ring, at);
+      }
       return;
     }
-
-    synchronise_consumers<Tile>();
-    float* const staged = reinterpret_cast<float*>(stages);
-    const int pitch_row = call.to_pixels ? 1 : kChannelPitch, pitch_column = call.to_pixels ? kPixelPitch : 1;
-    sums.for_each(
-        [&](int row, int column, float sum) { staged[row * pitch_row + column * pitch_column] = sum; });
-    synchronise_consumers<Tile>();
-    const int channel = place.group * p.to_channels + place.tile_n * BN,
-              channels = min(BN, p.to_channels - place.tile_n * BN);
-    const Element* const bias =
-        call.bias == nullptr ? nullptr : static_cast<const Element*>(call.bias) + channel;
-    Element* const to = static_cast<Element*>(call.to) + static_cast<std::int64_t>(channel) * p.to.c;
-    const auto write = [&](int row, int column) {
-      const std::int64_t at = shared.to[row];
-      if (at < 0 || column >= channels) return;
-      const float sum = staged[row * pitch_row + column * pitch_column];
-      to[at + static_cast<std::int64_t>(column) * p.to.c] =
-          convert<Element>(bias == nullptr ? sum : sum + convert<float>(bias[column]));
-    };
-    if (call.to_pixels) {
-      for (int n = threadIdx.x / 128; n < channels; n += kConsumers / 128) {
+    take_registers<Tile::kConsumerRegisters>();
+    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+      const MapTile tile(call, BM, t);
+      if (tile.first >= p.rows(tile.i, tile.j)) continue;
+      WarpgroupSums<Tile> sums;
+      consume<Loader>(sums, tile.end - tile.begin, stages, shared.ring, at);
+      if (call.splits > 1) {
+        float* const to =
+            call.parts + static_cast<std::int64_t>(t) * (Tile::kSums * kConsumers) + threadIdx.x;
 #pragma unroll
-        for (int k = 0; k < BM / 128; ++k) write(threadIdx.x % 128 + k * 128, n);
+        for (int i = 0; i < Tile::kM; ++i)
+#pragma unroll
+          for (int k = 0; k < BN / 2; ++k) to[(i * (BN / 2) + k) * kConsumers] = sums.values[i][k];
+      } else {
+        write(call, tile, sums);
       }
-    } else {
-      for (int k = threadIdx.x; k < BM * BN; k += kConsumers) write(k / BN, k % BN);
     }
   }
 
-  /// Adds the parts of four sums of a thread, blockIdx.z being which.
+  /// Adds the bias and writes results. A quarter of a warp has 8 neighbouring channels of a row, or a channel
+  /// of 8 neighbouring rows: sectors of 32 bytes in float32, either way.
+  __device__ static void write(const WgmmaMapArguments& call, const MapTile& tile,
+                               const WarpgroupSums<Tile>& sums) {
+    const Plan& p = call.plan;
+    const int first = tile.tile_n * BN + static_cast<int>(threadIdx.x) % 4 * 2;
+    const std::int64_t of_all = static_cast<std::int64_t>(tile.group) * p.to_channels + first;
+    const Element* const bias =
+        call.bias == nullptr ? nullptr : static_cast<const Element*>(call.bias) + of_all;
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Result r(call, tile.i, tile.j, tile.first + WarpgroupSums<Tile>::row(i, half * 2));
+        if (!r.exists) continue;
+        Element* to = static_cast<Element*>(call.to) + r.to(p, tile.i, tile.j) + of_all * p.to.c;
+        const std::int64_t step = 8 * static_cast<std::int64_t>(p.to.c);
+#pragma unroll
+        for (int k = 0; k < BN / 8; ++k, to += step) {
+          const int channel = first + k * 8;
+          if (channel >= p.to_channels) break;
+          const bool two = channel + 1 < p.to_channels;
+          float x = sums.values[i][k * 4 + half * 2], y = sums.values[i][k * 4 + half * 2 + 1];
+          if (bias != nullptr) {
+            x += convert<float>(bias[k * 8]);
+            if (two) y += convert<float>(bias[k * 8 + 1]);
+          }
+          if (call.pairs) {
+            *reinterpret_cast<Pack<Element, 2>*>(to) = {convert<Element>(x), convert<Element>(y)};
+          } else {
+            *to = convert<Element>(x);
+            if (two) to[p.to.c] = convert<Element>(y);
+          }
+        }
+      }
+  }
+
+  /// Adds the parts of four sums of each thread of a tile.
   __device__ static void add_parts(const WgmmaMapArguments& call) {
     const Plan& p = call.plan;
-    const Place place(call);
-    if (place.first >= p.rows(place.i, place.j)) return;
+    const MapTile tile(call, BM, blockIdx.x);
+    const float* from = call.parts + static_cast<std::int64_t>(blockIdx.x) * (Tile::kSums * kConsumers) +
+                        static_cast<int>(blockIdx.y) * 4 * kConsumers + threadIdx.x;
     float sums[4] = {};
     for (int s = 0; s < call.splits; ++s) {
-      const float* const from = part(call, s) + static_cast<int>(blockIdx.z) * 4 * kConsumers;
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumers];
+      from += static_cast<std::int64_t>(call.tiles) * (Tile::kSums * kConsumers);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int at = static_cast<int>(blockIdx.z) * 4 + k;
-      const int row = WarpgroupSums<Tile>::row(at / (BN / 2), at % (BN / 2));
-      const int channel = place.tile_n * BN + WarpgroupSums<Tile>::column(at % (BN / 2));
-      const std::int64_t to = row_of(p, place.i, place.j, place.first + row).to;
-      if (to < 0 || channel >= p.to_channels) continue;
-      const std::int64_t of_all = static_cast<std::int64_t>(place.group) * p.to_channels + channel;
+      const int at = static_cast<int>(blockIdx.y) * 4 + k;
+      const Result r(call, tile.i, tile.j,
+                     tile.first + WarpgroupSums<Tile>::row(at / (BN / 2), at % (BN / 2)));
+      const int channel = tile.tile_n * BN + WarpgroupSums<Tile>::column(at % (BN / 2));
+      if (!r.exists || channel >= p.to_channels) continue;
+      const std::int64_t of_all = static_cast<std::int64_t>(tile.group) * p.to_channels + channel;
       const float start =
           call.bias == nullptr ? 0.0f : convert<float>(static_cast<const Element*>(call.bias)[of_all]);
-      static_cast<Element*>(call.to)[to + of_all * p.to.c] = convert<Element>(sums[k] + start);
+      static_cast<Element*>(call.to)[r.to(p, tile.i, tile.j) + of_all * p.to.c] =
+          convert<Element>(sums[k] + start);
     }
   }
 };
@@ -305,20 +342,22 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
     check_launch("conv: pack");
   }
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
-  const std::int64_t blocks = ceil_div(p.most_rows(), K::BM) * p.phases() * call.tiles_n;
-  // Splits as far as there are multiprocessors of an H100 without work, at least eight chunks each.
-  call.splits = static_cast<int>(std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, blocks * p.groups),
+  call.tiles_m = static_cast<int>(ceil_div(p.most_rows(), K::BM));
+  const std::int64_t tiles = std::int64_t{call.tiles_m} * p.phases() * call.tiles_n * p.groups;
+  // Splits as far as there are multiprocessors without work, at least eight chunks each.
+  constexpr int kMultiprocessors = 132;  // of an H100: the result does not depend on the device
+  call.splits = static_cast<int>(std::clamp<std::int64_t>(kMultiprocessors / std::max<std::int64_t>(1, tiles),
                                                           1, std::max(1, p.most_chunks() / 8)));
-  const dim3 grid(grid_size("conv", blocks), static_cast<unsigned>(p.groups),
-                  static_cast<unsigned>(call.splits));
-  const Workspace<float> parts(
-      to.device(),
-      call.splits > 1 ? std::int64_t{call.splits} * p.groups * blocks * Tile::kSums * Tile::kConsumers : 1);
+  call.tiles = static_cast<int>(grid_size("conv", tiles));
+  const Workspace<float> parts(to.device(),
+                               call.splits > 1 ? call.splits * tiles * Tile::kSums * Tile::kConsumers : 1);
   call.parts = parts.data();
-  wgmma_map_kernel<K><<<grid, Tile::kThreads, K::kSharedBytes, stream>>>(call);
+  const std::int64_t blocks = std::min<std::int64_t>(multiprocessors(to.device()), tiles * call.splits);
+  wgmma_map_kernel<K><<<grid_size("conv", blocks), Tile::kThreads, K::kSharedBytes, stream>>>(call);
   check_launch("conv: map");
   if (call.splits > 1) {
-    add_parts_kernel<K><<<dim3(grid.x, grid.y, Tile::kSums / 4), Tile::kConsumers, 0, stream>>>(call);
+    add_parts_kernel<K>
+        <<<dim3(grid_size("conv", tiles), Tile::kSums / 4), Tile::kConsumers, 0, stream>>>(call);
     check_launch("conv: sum of parts");
   }
 }
@@ -338,7 +377,10 @@ void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   call.group_channels = images.group_channels;
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.to = to.raw();
-  call.to_pixels = to.layout() == Layout::nchw && to.size(2) * to.size(3) > 1;
+  call.pairs = p.to.c == 1 && p.to_channels % 2 == 0 &&
+               reinterpret_cast<std::uintptr_t>(to.raw()) % (2 * sizeof(T)) == 0;
+  for (int i = 0; i < p.h.count; ++i) call.h_count[i] = Divider(p.h.phase[i].count);
+  for (int j = 0; j < p.w.count; ++j) call.w_count[j] = Divider(p.w.phase[j].count);
   constexpr bool kThree = Math::kParts == 3;
   double least = 0;
   void (*launch)(WgmmaMapArguments&, const Tensor&, const Tensor&) = nullptr;

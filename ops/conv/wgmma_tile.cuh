@@ -1,7 +1,7 @@
 // A block multiplies: C[BM, BN] = the sum over k of A[BM, k] * B[BN, k], in chunks of 128 bytes of k, on
 // Hopper's tensor cores.
 //
-//   producers (1 warpgroup)                                 consumers (2 warpgroups)
+//   producers (1 or 2 warpgroups)                           consumers (2 warpgroups)
 //   global --cp.async, gathered-------> A stages --ldmatrix or loads--> registers --+
 //   global --one bulk copy a chunk----> B stages ---------------------------------- wgmma --> registers
 //
@@ -22,28 +22,26 @@ namespace tapedeck::cu::conv_gemm {
 
 inline constexpr int kSteps = kChunkBytes / 32;  // of k in a chunk
 
-/// A chunk of A for one warpgroup, as wgmma takes it.
-template <class Math, int kM>
+/// A chunk of 64 rows of A, as wgmma takes it.
+template <class Math>
 struct Fragments {
-  std::uint32_t large[kM][kSteps][4];
-  std::uint32_t small[kM][Math::kParts == 3 ? kSteps : 1][4];
+  std::uint32_t large[kSteps][4];
+  std::uint32_t small[Math::kParts == 3 ? kSteps : 1][4];
 
   __device__ __forceinline__ void prepare() {
     if constexpr (std::is_same_v<typename Math::Element, float>) {
 #pragma unroll
-      for (int i = 0; i < kM; ++i)
+      for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            std::uint32_t& x = large[i][s][k];
-            if constexpr (Math::kParts == 3) {
-              std::uint32_t cut;
-              Math::split(x, cut, small[i][s][k]);
-            } else {
-              x = __float_as_uint(round_to_tf32(__uint_as_float(x)));
-            }
+        for (int k = 0; k < 4; ++k) {
+          std::uint32_t& x = large[s][k];
+          if constexpr (Math::kParts == 3) {
+            std::uint32_t cut;
+            Math::split(x, cut, small[s][k]);
+          } else {
+            x = __float_as_uint(round_to_tf32(__uint_as_float(x)));
           }
+        }
     }
   }
 };
@@ -65,11 +63,13 @@ template <class M, int kBlocksOfRows, int kColumns, int kFlushChunks, int kAByte
 struct WarpgroupTile {
   using Math = M;
   static constexpr int kM = kBlocksOfRows, BM = 128 * kM, BN = kColumns, kFlush = kFlushChunks;
-  static constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
-  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+  // Where each product is three, copies need fewer threads, and fragments more registers.
+  static constexpr bool kThree = Math::kParts == 3;
+  static constexpr int kConsumers = 256, kProducers = kThree ? 128 : 256, kThreads = kConsumers + kProducers;
+  static constexpr int kConsumerRegisters = kThree ? 224 : 200, kProducerRegisters = 56;
   static constexpr int kBParts = Math::kParts == 3 ? 2 : 1, kBBytes = BN * kChunkBytes * kBParts;
   static constexpr int kABytes = kABytesOfStage, kStage = kABytes + kBBytes;
-  static constexpr int kStages = 200 * 1024 / kStage < 8 ? 200 * 1024 / kStage : 8;
+  static constexpr int kStages = 200 * 1024 / kStage < 6 ? 200 * 1024 / kStage : 6;
   static constexpr int kSums = kM * BN / 2;  // of a consumer
   static_assert(kABytes % 1024 == 0 && kStages >= 3);
 
@@ -101,31 +101,28 @@ class WarpgroupSums {
  public:
   float values[kM][BN / 2] = {};
 
-  /// Starts the products of chunk c.
-  __device__ __forceinline__ void start(const Fragments<Math, kM>& a, const char* b, int c) {
+  /// Starts the products of chunk c with block i.
+  __device__ __forceinline__ void start(int i, const Fragments<Math>& a, const char* b, int c) {
     wgmma_fence();
     const std::uint64_t large = b_descriptor(b), small = large + BN * kChunkBytes / 16;
     const bool keeps = Tile::kFlush == 0 || c % Tile::kFlush != 0;
+    float(&to)[BN / 2] = sums(i);
 #pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      float(&to)[BN / 2] = sums(i);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const bool keep = s > 0 || keeps;
-        if constexpr (Math::kParts == 3) {
-          wgmma<Math, BN>(to, a.small[i][s], large + 2 * s, keep);
-          wgmma<Math, BN>(to, a.large[i][s], small + 2 * s, true);
-          wgmma<Math, BN>(to, a.large[i][s], large + 2 * s, true);
-        } else {
-          wgmma<Math, BN>(to, a.large[i][s], large + 2 * s, keep);
-        }
+    for (int s = 0; s < kSteps; ++s) {
+      const bool keep = s > 0 || keeps;
+      if constexpr (Math::kParts == 3) {
+        wgmma<Math, BN>(to, a.small[s], large + 2 * s, keep);
+        wgmma<Math, BN>(to, a.large[s], small + 2 * s, true);
+        wgmma<Math, BN>(to, a.large[s], large + 2 * s, true);
+      } else {
+        wgmma<Math, BN>(to, a.large[s], large + 2 * s, keep);
       }
     }
     wgmma_commit();
   }
-  /// Ends them.
+  /// Ends all.
   __device__ __forceinline__ void finish(int c, bool last) {
-    wgmma_wait();
+    wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < kM; ++i) pin(sums(i));
     if constexpr (Tile::kFlush > 0) {
@@ -177,19 +174,18 @@ __device__ __forceinline__ void initialise(typename Tile::Ring& ring) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// Producers: brings chunks of A, by a.issue(c, stage), and of B: `packed` is its chunk 0, `step` bytes
-/// before the next. `shared` is aligned to 1024 bytes.
+/// Producers: brings chunks of A, by a.issue(stage), and of B: `packed` is the first, `step` bytes before the
+/// next. `shared` is aligned to 1024 bytes.
 template <class Tile, class A>
 __device__ __forceinline__ void produce(A& a, const char* packed, std::int64_t step, int chunks, char* shared,
-                                        typename Tile::Ring& ring) {
-  RingPosition<Tile> at;
+                                        typename Tile::Ring& ring, RingPosition<Tile>& at) {
   for (int c = 0; c < chunks; ++c, at.advance()) {
-    if (at.turn > 0) ring.empty[at.stage].wait(at.turn - 1 & 1);
+    if (at.turn > 0) ring.empty[at.stage].wait((at.turn - 1) & 1);
     char* const stage = shared + at.stage * Tile::kStage;
     if (threadIdx.x == Tile::kConsumers) {
       ring.full[at.stage].arrive_with_copy(stage + Tile::kABytes, packed + c * step, Tile::kBBytes);
     }
-    a.issue(c, stage);
+    a.issue(stage);
     ring.full[at.stage].arrive_after_copies();
   }
 }
@@ -197,30 +193,61 @@ __device__ __forceinline__ void produce(A& a, const char* packed, std::int64_t s
 /// Consumers: sums += the products of chunks. A::load(stage, i, fragments) loads block i of a warpgroup.
 template <class A, class Tile>
 __device__ __forceinline__ void consume(WarpgroupSums<Tile>& sums, int chunks, char* shared,
-                                        typename Tile::Ring& ring) {
+                                        typename Tile::Ring& ring, RingPosition<Tile>& at) {
   using Math = typename Tile::Math;
   if (chunks <= 0) return;
-  RingPosition<Tile> at;
-  const auto load = [&](Fragments<Math, Tile::kM>& fragments) {
-    ring.full[at.stage].wait(at.turn & 1);
-#pragma unroll
-    for (int i = 0; i < Tile::kM; ++i) A::load(shared + at.stage * Tile::kStage, i, fragments.large[i]);
+  const auto load = [&](int i, Fragments<Math>& fragments) {
+    A::load(shared + at.stage * Tile::kStage, i, fragments.large);
     fragments.prepare();
   };
-  Fragments<Math, Tile::kM> even, odd;
-  load(even);
-  const auto multiply = [&](int c, const Fragments<Math, Tile::kM>& now, Fragments<Math, Tile::kM>& next) {
-    const int stage = at.stage;
-    sums.start(now, shared + stage * Tile::kStage + Tile::kABytes, c);
-    at.advance();
-    if (c + 1 < chunks) load(next);
-    sums.finish(c, c + 1 == chunks);
+  const auto b_of = [&](int stage) { return shared + stage * Tile::kStage + Tile::kABytes; };
+  const auto leave = [&](int stage) {
     if (threadIdx.x % 32 == 0) ring.empty[stage].arrive();
   };
+  Fragments<Math> even, odd;
+  ring.full[at.stage].wait(at.turn & 1);
+  load(0, even);
+  if constexpr (Tile::kM == 1) {
+    const auto multiply = [&](int c, const Fragments<Math>& now, Fragments<Math>& next) {
+      const int stage = at.stage;
+      sums.start(0, now, b_of(stage), c);
+      at.advance();
+      if (c + 1 < chunks) {
+        ring.full[at.stage].wait(at.turn & 1);
+        load(0, next);
+      }
+      sums.finish(c, c + 1 == chunks);
+      leave(stage);
+    };
 #pragma unroll 1
-  for (int c = 0; c < chunks; c += 2) {
-    multiply(c, even, odd);
-    if (c + 1 < chunks) multiply(c + 1, odd, even);
+    for (int c = 0; c < chunks; c += 2) {
+      multiply(c, even, odd);
+      if (c + 1 < chunks) multiply(c + 1, odd, even);
+    }
+  } else {
+    // The blocks' products take turns: one block's fragments are loaded while the other's are multiplied.
+    static_assert(Tile::kM == 2 && Tile::kFlush == 0);
+    int previous = -1;
+#pragma unroll 1
+    for (int c = 0; c < chunks; ++c) {
+      const int stage = at.stage;
+      sums.start(0, even, b_of(stage), c);
+      if (previous >= 0) {
+        wgmma_wait<1>();
+        leave(previous);
+      }
+      load(1, odd);
+      sums.start(1, odd, b_of(stage), c);
+      at.advance();
+      wgmma_wait<1>();
+      if (c + 1 < chunks) {
+        ring.full[at.stage].wait(at.turn & 1);
+        load(0, even);
+      }
+      previous = stage;
+    }
+    sums.finish(chunks, true);
+    leave(previous);
   }
 }
 

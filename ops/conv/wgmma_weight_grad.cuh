@@ -47,7 +47,7 @@ class MovedPixels {
 
  public:
   static constexpr int kPixels = kChunkBytes / sizeof(T);
-  static constexpr int kWarpPixels = kPixels / 4;
+  static constexpr int kWarps = Tile::kProducers / 32, kWarpPixels = kPixels / kWarps;
   static_assert(Tile::kABytes == kPixels * kPitch && Tile::kM == 1 && kWarpRows >= 1);
 
   /// The place of the output that a pixel meets through tap 0, and its image.
@@ -56,11 +56,11 @@ class MovedPixels {
     int h, w;
   };
   /// Of the pixels that each warp of the producers copies.
-  using Places = Place[4][kWarpPixels];
+  using Places = Place[kWarps][kWarpPixels];
 
   __device__ MovedPixels(const WgmmaWeightGradArguments& call, const T* y, Places& places, int first_row,
                          int first_chunk)
-      : call_(call), y_(y), places_(places), first_chunk_(first_chunk) {
+      : call_(call), y_(y), places_(places), chunk_(first_chunk) {
     const int m = first_row + static_cast<int>(threadIdx.x) % kColumns * kElements;
     const int tap = m / call.y_channels, kh = tap / call.kernel_w;
     h_ = kh * call.dilation_h;
@@ -70,12 +70,12 @@ class MovedPixels {
     out_h_ = m < call.rows ? call.out_h : 0;
   }
 
-  __device__ void issue(int chunk, char* stage) {
+  __device__ void issue(char* stage) {
     const int thread = threadIdx.x - Tile::kConsumers, lane = thread % 32, warp = thread / 32;
     __syncwarp();
     if (lane < kWarpPixels) {
       const int row = lane / kWarpRows * kRows + warp * kWarpRows + lane % kWarpRows;
-      const std::int64_t pixel = static_cast<std::int64_t>(first_chunk_ + chunk) * kPixels + row;
+      const std::int64_t pixel = static_cast<std::int64_t>(chunk_) * kPixels + row;
       Place place{0, kOutside, kOutside};
       if (pixel < call_.pixels) {
         const int p = static_cast<int>(pixel), n = call_.plane.divide(p), at = call_.plane.modulo(p, n);
@@ -86,6 +86,7 @@ class MovedPixels {
       }
       places_[warp][lane] = place;
     }
+    ++chunk_;
     __syncwarp();
     const int row = thread / kColumns;
     const unsigned to = shared_address(stage) + row * kPitch + thread % kColumns * kVectorBytes;
@@ -127,7 +128,7 @@ class MovedPixels {
   const WgmmaWeightGradArguments& call_;
   const T* y_;
   Places& places_;
-  int first_chunk_, h_, w_, out_h_;
+  int chunk_, h_, w_, out_h_;
   std::int64_t offset_;
 };
 
@@ -158,17 +159,18 @@ struct WgmmaWeightGrad {
         ((static_cast<std::int64_t>(group) * call.chunks + first_chunk) * call.tiles_n + tile_n) *
             Tile::kBBytes;
     if (threadIdx.x == 0) initialise<Tile>(shared.ring);
+    RingPosition<Tile> at;
     __syncthreads();
     if (threadIdx.x >= kConsumers) {
       leave_registers<Tile::kProducerRegisters>();
       Loader a(call, static_cast<const Element*>(call.y) + static_cast<std::int64_t>(group) * call.y_channels,
                shared.places, tile_m * BM, first_chunk);
       return produce<Tile>(a, packed, static_cast<std::int64_t>(call.tiles_n) * Tile::kBBytes, chunks, stages,
-                           shared.ring);
+                           shared.ring, at);
     }
     take_registers<Tile::kConsumerRegisters>();
     WarpgroupSums<Tile> sums;
-    consume<Loader>(sums, chunks, stages, shared.ring);
+    consume<Loader>(sums, chunks, stages, shared.ring, at);
 
     synchronise_consumers<Tile>();
     float* const staged = reinterpret_cast<float*>(stages);
