@@ -24,6 +24,8 @@ struct Arguments {
   std::int64_t pixels;  // of an image
   conv_gemm::Divider width, group;
   int group_channels, channels, padded;  // the last two of all groups, the source's and the result's
+  int stride = 1, padding = 0;           // of the axis of rows,
+  unsigned phases = 1;                   // and a bit for each of its phases that has taps
 };
 
 /// Word: an unsigned integer of an element's size. kPair: pixels are neighbours, and pairs of them aligned.
@@ -34,6 +36,14 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   __shared__ std::uint32_t words[kPixels * kRowWords];
   Word* const tile = reinterpret_cast<Word*>(words);
   const std::int64_t first_pixel = std::int64_t{blockIdx.x} * kPixels;
+  if (a.phases + 1 != 1u << a.stride) {
+    const int last = static_cast<int>(min(a.pixels, first_pixel + kPixels) - 1);
+    bool wanted = false;
+    for (int h = a.width.divide(static_cast<int>(first_pixel)); h <= a.width.divide(last); ++h) {
+      wanted = wanted || (a.phases >> (h + a.padding) % a.stride & 1) != 0;
+    }
+    if (!wanted) return;
+  }
   const int first_channel = blockIdx.y * kChannels;
   const Word* const from = static_cast<const Word*>(a.from) + blockIdx.z * a.strides.n;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -78,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
 
 }  // namespace
 
-ChannelsLast::ChannelsLast(const Tensor& images, int groups) {
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {
   const int bytes = static_cast<int>(size_of(images.dtype())), vector = kVectorBytes / bytes;
   const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
   const std::int64_t plane = images.size(2) * images.size(3);
@@ -101,6 +111,12 @@ ChannelsLast::ChannelsLast(const Tensor& images, int groups) {
   a.width = conv_gemm::Divider(images.size(3));
   a.group = conv_gemm::Divider(group_channels);
   a.group_channels = mine, a.channels = channels, a.padded = padded;
+  if (rows != nullptr && rows->stride <= conv_gemm::kMaxPhases) {
+    a.stride = static_cast<int>(rows->stride);
+    a.padding = static_cast<int>(rows->padding);
+    a.phases = 0;
+    for (int r = 0; r < a.stride; ++r) a.phases |= rows->taps(r) > 0 ? 1u << r : 0;
+  }
   const auto launch = [&]<class Word>() {
     const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
                        reinterpret_cast<std::uintptr_t>(images.raw()) % (2 * sizeof(Word)) == 0;

@@ -13,7 +13,9 @@ namespace tapedeck::cu {
 /// the current stream. channels_last.cu.
 class ChannelsLast {
  public:
-  ChannelsLast(const Tensor& images, int groups);
+  /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
+  /// nullptr: all are copied.
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr);
 
   const void* data;
   conv_gemm::ImageStrides strides;

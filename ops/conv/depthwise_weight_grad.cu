@@ -6,6 +6,9 @@
 // zeros around, so that no tap asks whether it is inside. A thread has pixels of the strip and a sum for each
 // tap; a pixel of x stays in a register for all of them. Threads' sums are added in a fixed order, and so are
 // the blocks', by a second kernel.
+//
+// On an H200, 256 channels of 56x56, kernel 4, stride 2: 0.26 ms, 46% of a copy's bandwidth. What failed is
+// as in depthwise.cu (0.52 and 0.32 ms).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>

@@ -31,7 +31,8 @@ struct DirectArguments {
 };
 
 template <class T, int kChannels>
-__global__ void __launch_bounds__(kBlock) direct_kernel(const __grid_constant__ DirectArguments call) {
+__global__ void __launch_bounds__(kBlock, sizeof(accumulate_t<T>) == 4 ? 2 : 1)
+    direct_kernel(const __grid_constant__ DirectArguments call) {
   using V = accumulate_t<T>;
   using Weights = Pack<V, kChannels>;
   extern __shared__ uint4 shared[];
@@ -98,6 +99,8 @@ __global__ void __launch_bounds__(kBlock) direct_kernel(const __grid_constant__ 
           if (x < 0 || x >= p.from_w) continue;
           const Weights* const of_tap = weights + (jh * p.kernel_w + tap_w + jw * tap_step_w) * channels;
           const T* const source = from + x * p.from.w;
+          // Several loads are under way at once.
+#pragma unroll 4
           for (int c = 0; c < channels; ++c) {
             V values[kRows];
 #pragma unroll

@@ -45,8 +45,9 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, cons
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.direct && (to_channels == 1 || (to.layout() == Layout::nchw &&
-                                                    (to_channels <= 4 || g.flops() < 24 * bytes)))) {
+  } else if (choice.direct && (transposed || to_channels <= 16) &&
+             (to_channels == 1 ||
+              (to.layout() == Layout::nchw && (to_channels <= 4 || g.flops() < 24 * bytes)))) {
     choice.natural = ConvAlgorithm::direct;
   }
   return choose(g, to, choice);

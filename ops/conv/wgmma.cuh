@@ -129,11 +129,19 @@ class Barrier {
   std::uint64_t state_;
 };
 
-/// 16 bytes from global to shared memory, or zeros,.
+/// 16 bytes from global to shared memory, or zeros. kNearCache: also to the multiprocessor's own cache, for
+/// neighbours that read the same.
+template <bool kNearCache>
 __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* global, bool copies) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "r"(copies ? 16 : 0)
-               : "memory");
+  if constexpr (kNearCache) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(copies ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(copies ? 16 : 0)
+                 : "memory");
+  }
 }
 
 /// Registers of a thread of this warpgroup from now on.

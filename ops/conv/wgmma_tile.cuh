@@ -202,6 +202,7 @@ __device__ __forceinline__ void consume(WarpgroupSums<Tile>& sums, int chunks, c
   };
   const auto b_of = [&](int stage) { return shared + stage * Tile::kStage + Tile::kABytes; };
   const auto leave = [&](int stage) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ring.empty[stage].arrive();
   };
   Fragments<Math> even, odd;
