@@ -140,10 +140,12 @@ def main():
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-        pathlib.Path(args.json).write_text(json.dumps(
-            {"commit": commit, "gpu": gpu, "geometric_means": means,
-             "times": [{**r, "pytorch": {k: v for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
-                       for key, r in ours.items()]}, indent=1) + "\n")
+        head = json.dumps({"commit": commit, "gpu": gpu, "geometric_means": {
+            mode: {op: round(v, 3) for op, v in by_op.items()} for mode, by_op in means.items()}}, indent=1)
+        times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
+                 for key, r in ours.items()]
+        pathlib.Path(args.json).write_text(head[:-2] + ',\n "times": [\n' + ",\n".join(
+            "  " + json.dumps(t) for t in times) + "\n ]\n}\n")
     return 1 if slow else 0
 
 
