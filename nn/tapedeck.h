@@ -4,6 +4,7 @@
 #include <tapedeck/autograd/checkpoint.h>
 #include <tapedeck/autograd/gradcheck.h>
 #include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/precision.h>

@@ -1,0 +1,146 @@
+// The training steps of compare_gpu_train.py: a VAE's and a DCGAN's decoder with Adam, eager and captured.
+//
+// Reads lines "<vae|dcgan> <batch> <highest|high> <seconds>" and answers each with one line of JSON;
+// "profile <vae|dcgan> <batch> <highest|high> <steps>" prints the tape of the last of some eager steps
+// instead, for ncu, too.
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <tapedeck/tapedeck.h>
+
+using namespace tapedeck;
+
+namespace {
+
+const Device kCuda{DeviceType::cuda};
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+const double start_of_process = now();
+
+nn::ConvTranspose2d up(std::int64_t from, std::int64_t to, std::int64_t kernel, std::int64_t stride,
+                       std::int64_t padding, std::int64_t output_padding, bool bias) {
+  return nn::ConvTranspose2d({.in_channels = from,
+                              .out_channels = to,
+                              .kernel_size = kernel,
+                              .stride = stride,
+                              .padding = padding,
+                              .output_padding = output_padding,
+                              .bias = bias});
+}
+
+nn::Sequential make_vae() {
+  return nn::Sequential(nn::Linear({.in_features = 20, .out_features = 64 * 7 * 7}), nn::ReLU(),
+                        nn::Unflatten({64, 7, 7}), up(64, 64, 3, 2, 1, 1, true), nn::ReLU(),
+                        up(64, 32, 3, 2, 1, 1, true), nn::ReLU(), up(32, 1, 3, 1, 1, 0, true));
+}
+
+nn::Sequential make_dcgan() {
+  return nn::Sequential(
+      up(100, 512, 4, 1, 0, 0, false), nn::BatchNorm2d({.num_features = 512}), nn::ReLU(),  //
+      up(512, 256, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 256}), nn::ReLU(),  //
+      up(256, 128, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 128}), nn::ReLU(),  //
+      up(128, 64, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 64}), nn::ReLU(),    //
+      up(64, 3, 4, 2, 1, 0, false), nn::Tanh());
+}
+
+struct Training {
+  bool vae;
+  nn::Sequential model;
+  optim::Adam adam;
+  Tensor codes, images;
+
+  Training(const std::string& name, std::int64_t batch)
+      : vae(name == "vae"), model(on_gpu(vae ? make_vae() : make_dcgan())), adam(model.parameters(), {}) {
+    codes = randn(vae ? Shape{batch, 20} : Shape{batch, 100, 1, 1}, {.device = kCuda});
+    images = rand(vae ? Shape{batch, 1, 28, 28} : Shape{batch, 3, 64, 64}, {.device = kCuda});
+  }
+  static nn::Sequential on_gpu(nn::Sequential made) {
+    made.to(kCuda);
+    return made;
+  }
+
+  std::vector<Tensor> step(const std::vector<Tensor>& batch, bool print = false) {
+    adam.zero_grad();
+    Tape tape;
+    const Variable y = model(batch[0]);
+    const Variable loss = vae ? nn::binary_cross_entropy_with_logits(y, batch[1]) : nn::mse_loss(y, batch[1]);
+    tape.backward(loss);
+    adam.step();
+    if (print) std::cout << tape.to_text();
+    return {loss.tensor()};
+  }
+};
+
+/// Steps a second, after a warm-up; counts the driver's allocations in between.
+double rate(double seconds, const std::function<void()>& step, std::uint64_t& driver_calls) {
+  for (int i = 0; i < 5; ++i) step();
+  synchronize(kCuda);
+  double begin = now();
+  step();
+  synchronize(kCuda);
+  const int steps = std::max(20, static_cast<int>(seconds / std::max(now() - begin, 1e-5)));
+  const std::uint64_t before = memory_stats(kCuda).device_allocations;
+  begin = now();
+  for (int i = 0; i < steps; ++i) step();
+  synchronize(kCuda);
+  driver_calls += memory_stats(kCuda).device_allocations - before;
+  return steps / (now() - begin);
+}
+
+void measure(const std::string& name, std::int64_t batch, double seconds) {
+  empty_cache(kCuda);
+  reset_peak_memory_stats(kCuda);
+  std::uint64_t driver_calls = 0;
+  Training training(name, batch);
+  const std::vector<Tensor> inputs{training.codes, training.images};
+  training.step(inputs);
+  synchronize(kCuda);
+  const double first_step = now() - start_of_process;
+  const double eager = rate(
+      seconds, [&] { training.step(inputs); }, driver_calls);
+  const MemoryStats memory = memory_stats(kCuda);
+  CapturedStep captured(kCuda, [&](const std::vector<Tensor>& x) { return training.step(x); });
+  const double replayed = rate(
+      seconds, [&] { captured(inputs); }, driver_calls);
+  const double loss = captured(inputs)[0].item();
+  const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::cout << "{\"eager\": " << eager * static_cast<double>(batch)
+            << ", \"captured\": " << replayed * static_cast<double>(batch)
+            << ", \"peak_MB\": " << mebibytes(memory.peak_in_use) << ", \"captured_peak_MB\": "
+            << mebibytes(memory_stats(kCuda).in_use + captured.memory_stats().peak_in_use)
+            << ", \"driver_allocations\": " << driver_calls << ", \"first_step_s\": " << first_step
+            << ", \"loss\": " << loss << "}" << std::endl;
+}
+
+void profile(const std::string& name, std::int64_t batch, int steps) {
+  Training training(name, batch);
+  for (int i = 1; i <= steps; ++i) training.step({training.codes, training.images}, i == steps);
+  synchronize(kCuda);
+  std::cout << std::endl;
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream in(line);
+    std::string name, precision;
+    std::int64_t batch = 0;
+    double seconds = 0;  // or steps
+    const bool profiles = line.rfind("profile ", 0) == 0;
+    if (profiles) in.ignore(8);
+    if (!(in >> name >> batch >> precision >> seconds) || (name != "vae" && name != "dcgan")) {
+      std::cerr << "train_gpu_bench: cannot read: " << line << "\n";
+      return 2;
+    }
+    set_float32_precision(precision == "high" ? Precision::high : Precision::highest);
+    profiles ? profile(name, batch, static_cast<int>(seconds)) : measure(name, batch, seconds);
+  }
+  return 0;
+}
