@@ -61,6 +61,7 @@ Pool* take_pool(Device device) {
   idle.pools.erase(empty);
   cu::synchronize(device);  // tensors may have been freed while work on them was queued
   pool->allocator.trim();
+  pool->allocator.reset_peak();
   return pool;
 }
 

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Builds Tapedeck with CUDA, runs all tests that use a GPU, then each of them under NVIDIA's compute-sanitizer.
+# Fails where there is no GPU.
+#   --binaries DIR   runs tests that were built already
+#   --tools LIST     the sanitizer's tools, separated by commas; "none" for no sanitizer
+#                    (memcheck,initcheck,racecheck,synccheck)
+#   --filter REGEX   only tests whose name matches, as Suite.Test
+#   --jobs N         sanitizers at once (half of the cores)
+#   --limit SECONDS  of one test under a sanitizer (300)
+#   --logs DIR       where all output goes (build/gpu_test)
+# shellcheck disable=SC2317  # check is called by name
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+words=(cuda_core cuda_ops cuda_conv captured_step device_loader)
+binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
+# Long, and nothing but repetition to a sanitizer.
+long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch'
+
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --binaries) binaries=$2 ;;
+    --tools) tools=$2 ;;
+    --filter) filter=$2 ;;
+    --jobs) jobs=$2 ;;
+    --limit) limit=$2 ;;
+    --logs) logs=$2 ;;
+    -h | --help) sed -n '2,/^set/{/^# shellcheck/d;/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
+    *) echo "gpu_test.sh: unknown argument $1 (see --help)" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || { echo "gpu_test.sh: there is no GPU" >&2; exit 1; }
+if [ -z "$binaries" ]; then
+  cmake -S . -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DTAPEDECK_CUDA=ON
+  cmake --build build/cuda --target "${words[@]/%/_test}"
+  binaries=build/cuda/tests
+fi
+export TAPEDECK_REQUIRE_CUDA=1
+rm -rf "$logs"
+mkdir -p "$logs"
+failed=0
+
+for word in "${words[@]}"; do
+  result=passed
+  "$binaries/${word}_test" >"$logs/$word.log" 2>&1 || { result=FAILED failed=1; }
+  printf '%-14s %s: %s\n' "$word" "$result" "$(grep -E 'suites? ran' "$logs/$word.log" | sed 's/.*=\] //')"
+  [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$logs/$word.log" | head -40
+done
+
+# check <tool> <word> <test>: one test under one tool.
+check() {
+  local log=$logs/$1.$3.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
+  # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
+  case $1.$2 in memcheck.cuda_ops | memcheck.cuda_conv | initcheck.cuda_ops | initcheck.cuda_conv) export TAPEDECK_CUDA_CACHE=0 ;; esac
+  # cudaMalloc is meant to fail in one test, and capturing in another.
+  timeout "$limit" compute-sanitizer --report-api-errors no "${options[@]}" "$binaries/$2_test" --gtest_filter="$3" \
+    >"$log" 2>&1 || result="FAILED ($?)"
+  printf '%-9s %-60s %s, %d s\n' "$1" "$3" "$result" "$SECONDS"
+}
+export -f check
+export logs limit binaries
+
+if [ "$tools" != none ]; then
+  for tool in ${tools//,/ }; do
+    for word in "${words[@]}"; do
+      "$binaries/${word}_test" --gtest_list_tests |
+        awk -v tool="$tool" -v word="$word" '/^[A-Za-z]+\.$/ {suite = $1} /^  / {print tool, word, suite $1}' |
+        grep -vE "$long" | grep -E "$filter" || true
+    done
+  done | grep -E ' (Cuda|Captured)' | xargs -P "$jobs" -L 1 bash -c 'check "$@"' check | tee "$logs/sanitizers.txt"
+  grep -c clean "$logs/sanitizers.txt" | sed 's/$/ runs under the sanitizer were clean/' || true
+  if grep -q FAILED "$logs/sanitizers.txt"; then
+    failed=1
+    grep FAILED "$logs/sanitizers.txt"
+  fi
+fi
+exit $failed
