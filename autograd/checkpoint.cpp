@@ -4,6 +4,7 @@
 
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/core/random.h>
+#include <tapedeck/ops/autocast.h>
 
 namespace tapedeck {
 
@@ -62,7 +63,8 @@ class Checkpoint final : public Op {
         own_inputs_(own_inputs),
         result_(std::move(result)),
         seed_(before.seed()),
-        offset_(before.offset()) {}
+        offset_(before.offset()),
+        autocast_(Autocast::dtype()) {}
 
   const char* name() const override { return "checkpoint"; }
 
@@ -78,6 +80,7 @@ class Checkpoint final : public Op {
     Variable y;
     {
       const ReplayScope replay(seed_, offset_);
+      const Autocast as_then(autocast_);
       y = f_(inputs);
     }
     // An input that is there twice has the sum of its gradients, which only the first of them passes on.
@@ -109,6 +112,7 @@ class Checkpoint final : public Op {
   std::size_t own_inputs_;
   Tensor result_;
   std::uint64_t seed_, offset_;
+  DType autocast_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 
 namespace tapedeck {
 
@@ -115,6 +116,7 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
   const auto producer = producers_.find(y.identity().get());
   check(producer != producers_.end(), "backward: y was not recorded on this tape");
   const FlagScope walking(walking_);
+  const Autocast off(DType::float32);  // gradients have the types of what they are of
   const bool all = wanted.empty();
   const Identities reached = all ? Identities() : between(wanted, producer->second);
   Gradients gradients;

@@ -104,14 +104,21 @@ bool same_bytes(const Tensor& in, const Tensor& out) {
   return in.dtype() == out.dtype() && in.layout() == out.layout();
 }
 
+bool is_pinned(const Tensor& x) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, x.raw()), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeHost;
+}
+
 /// Copies bytes that are the same on both sides. The CPU's side may be reused when this returns: CUDA copies
-/// pageable memory to a buffer of its own first; and what is read back is there.
+/// pageable memory to a buffer of its own first; what is read back, or page-locked, is waited for.
 void copy_bytes(const Tensor& in, const Tensor& out) {
   const Device device = in.device().is_cuda() ? in.device() : out.device();
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
   check_cuda(cudaMemcpyAsync(out.raw(), in.raw(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-  if (out.device().is_cpu()) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  const bool waits = out.device().is_cpu() || (in.device().is_cpu() && is_pinned(in));
+  if (waits) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 /// The same between two GPUs: `out`'s stream goes on after the copy on `in`'s.

@@ -90,8 +90,8 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
   if (options.label_smoothing > 0) {
     losses = losses * (1 - options.label_smoothing) - mean(log_p, {1}) * options.label_smoothing;
   }
-  losses = where(counted, losses, Tensor::zeros({}, {logits.dtype(), logits.device()}));
-  if (options.reduction == Reduction::mean) return sum(losses) / cast(sum(counted), logits.dtype());
+  losses = where(counted, losses, Tensor::zeros({}, {losses.dtype(), logits.device()}));
+  if (options.reduction == Reduction::mean) return sum(losses) / cast(sum(counted), losses.dtype());
   return reduce(losses, options.reduction);
 }
 

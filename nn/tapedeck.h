@@ -5,6 +5,7 @@
 #include <tapedeck/autograd/gradcheck.h>
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/core/captured_step.h>
+#include <tapedeck/core/copy_stream.h>
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/precision.h>
@@ -13,6 +14,7 @@
 #include <tapedeck/nn/activation.h>
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/data/dataset.h>
+#include <tapedeck/nn/data/device_loader.h>
 #include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
 #include <tapedeck/nn/data/image.h>
@@ -33,6 +35,7 @@
 #include <tapedeck/nn/optim/adam.h>
 #include <tapedeck/nn/optim/average.h>
 #include <tapedeck/nn/optim/clip.h>
+#include <tapedeck/nn/optim/grad_scaler.h>
 #include <tapedeck/nn/optim/rmsprop.h>
 #include <tapedeck/nn/optim/scheduler.h>
 #include <tapedeck/nn/optim/sgd.h>
@@ -41,6 +44,7 @@
 #include <tapedeck/nn/warning.h>
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/dropout.h>

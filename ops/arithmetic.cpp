@@ -4,6 +4,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic_formulas.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/map.h>
@@ -136,28 +137,34 @@ struct Affine final : Op {
   double scale_, shift_;
 };
 
+template <class O, class... Args>
+Variable promoted(const Variable& a, const Variable& b, Args... arguments) {
+  const auto [left, right] = detail::promoted(a, b);
+  return call<O>({left, right}, arguments...);
+}
+
 }  // namespace
 
 Variable add(const Variable& a, const Variable& b) {
-  return call<Add>({a, b});
+  return promoted<Add>(a, b);
 }
 Variable sub(const Variable& a, const Variable& b) {
-  return call<Sub>({a, b});
+  return promoted<Sub>(a, b);
 }
 Variable mul(const Variable& a, const Variable& b) {
-  return call<Mul>({a, b});
+  return promoted<Mul>(a, b);
 }
 Variable div(const Variable& a, const Variable& b) {
-  return call<Div>({a, b});
+  return promoted<Div>(a, b);
 }
 Variable minimum(const Variable& a, const Variable& b) {
-  return call<Extremum>({a, b}, Arithmetic::minimum);
+  return promoted<Extremum>(a, b, Arithmetic::minimum);
 }
 Variable maximum(const Variable& a, const Variable& b) {
-  return call<Extremum>({a, b}, Arithmetic::maximum);
+  return promoted<Extremum>(a, b, Arithmetic::maximum);
 }
 Variable pow(const Variable& x, const Variable& y) {
-  return call<Pow>({x, y});
+  return promoted<Pow>(x, y);
 }
 Variable affine(const Variable& x, double scale, double shift) {
   return call<Affine>({x}, scale, shift);

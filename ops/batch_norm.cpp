@@ -12,6 +12,7 @@
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/channel_sums.h>
 #include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/norm_formula.h>
 #include <tapedeck/ops/reduce.h>
@@ -65,7 +66,7 @@ struct BatchNorm final : Op {
     check(x.rank() >= 2, "batch_norm: x has shape ", x.shape(), "; legal is rank 2 or more, [n,c,...]");
     for (std::size_t i = 1; i < 5; ++i) {
       if (!in[i].defined()) continue;
-      check_same_kind(name(), "x", x, kNames[i], in[i]);
+      check_parameter_kind(name(), x, kNames[i], in[i]);
       check(in[i].shape() == Shape({x.size(1)}), "batch_norm: ", kNames[i], " has shape ", in[i].shape(),
             " but x ", x.shape(), " has ", x.size(1), " channels");
     }
@@ -84,11 +85,10 @@ struct BatchNorm final : Op {
 
   Variables fused(const OpContext& context, const Tensor& gradient) const {
     const Tensor& x = context.input(0).tensor();
-    const TensorOptions vector = {x.dtype(), x.device()};
     const bool weighted = context.needs_grad(0) && has_weight_;
     const Tensor gx = context.needs_grad(0) ? Tensor::empty_like(x) : Tensor();
-    const Tensor gw = context.needs_grad(1) ? Tensor::zeros({x.size(1)}, vector) : Tensor();
-    const Tensor gb = context.needs_grad(2) ? Tensor::zeros({x.size(1)}, vector) : Tensor();
+    const Tensor gw = context.needs_grad(1) ? Tensor::zeros({x.size(1)}, context.input_options(1)) : Tensor();
+    const Tensor gb = context.needs_grad(2) ? Tensor::zeros({x.size(1)}, context.input_options(2)) : Tensor();
     if (x.count() > 0) {
       TAPEDECK_KERNEL(x.device(), batch_norm_backward)
       (gradient.to(x.layout()), x, weighted ? context.input(1).tensor() : Tensor(), context.saved(0),
@@ -105,7 +105,7 @@ struct BatchNorm final : Op {
     for (int d : dims) row = row.with(d, 1);
 
     Variable g = gy;
-    if (context.needs_grad(0) && has_weight_) g = g * reshape(context.input(1), row);
+    if (context.needs_grad(0) && has_weight_) g = g * reshape(cast(context.input(1), x.dtype()), row);
     Variable gx, xhat;
     if (options_.training) {
       const Normalized normalized(x, dims, options_.eps);
@@ -117,8 +117,10 @@ struct BatchNorm final : Op {
       xhat = (x - reshape(mean, row)) * r;
       gx = g * r;
     }
-    return {to_layout(gx, x.tensor().layout()), context.needs_grad(1) ? sum(gy * xhat, dims) : Variable(),
-            context.needs_grad(2) ? sum(gy, dims) : Variable()};
+    const auto gradient_of = [&](std::size_t i, const Variable& terms) {
+      return context.needs_grad(i) ? cast(sum(terms, dims), context.input_options(i).dtype) : Variable();
+    };
+    return {to_layout(gx, x.tensor().layout()), gradient_of(1, gy * xhat), gradient_of(2, gy)};
   }
 
   BatchNormOptions options_;
@@ -137,6 +139,17 @@ namespace cpu {
 
 namespace {
 
+/// Element c of what belongs to the channels.
+double load(const Tensor& x, std::int64_t c) {
+  double value = 0;
+  visit_floating("batch_norm", x.dtype(), [&]<class T>() { value = convert<double>(x.data<T>()[c]); });
+  return value;
+}
+
+void store(const Tensor& x, std::int64_t c, double value) {
+  visit_floating("batch_norm", x.dtype(), [&]<class T>() { x.data<T>()[c] = convert<T>(value); });
+}
+
 /// y = (x - mean) * scale + shift with scale = weight / sqrt(var + eps), per channel.
 template <class T>
 struct Coefficients {
@@ -146,9 +159,9 @@ struct Coefficients {
   Coefficients(const Tensor& var, double eps, const Tensor& weight, const Tensor& bias) {
     const A* v = var.data<A>();
     for (std::int64_t c = 0; c < var.count(); ++c) {
-      const double w = weight.defined() ? convert<double>(weight.data<T>()[c]) : 1;
+      const double w = weight.defined() ? load(weight, c) : 1;
       scale.push_back(static_cast<A>(w / std::sqrt(v[c] + eps)));
-      shift.push_back(bias.defined() ? convert<A>(bias.data<T>()[c]) : A(0));
+      shift.push_back(bias.defined() ? static_cast<A>(load(bias, c)) : A(0));
     }
   }
 };
@@ -173,16 +186,16 @@ void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, con
         return std::array{d, d * d};
       };
     });
-    const auto move = [&](T& running, double value) {
-      running = convert<T>((1 - options.momentum) * convert<double>(running) + options.momentum * value);
+    const auto move = [&](const Tensor& running, std::int64_t c, double value) {
+      store(running, c, (1 - options.momentum) * load(running, c) + options.momentum * value);
     };
     for (std::int64_t c = 0; c < axis.size; ++c) {
       const double shift = sums[0][c] / n, variance = not_negative(sums[1][c] / n - shift * shift);
       mean.data<A>()[c] = static_cast<A>(first[c] + shift);
       var.data<A>()[c] = static_cast<A>(variance);
       if (!running_mean.defined()) continue;
-      move(running_mean.data<T>()[c], first[c] + shift);
-      move(running_var.data<T>()[c], variance * n / (n - 1));
+      move(running_mean, c, first[c] + shift);
+      move(running_var, c, variance * n / (n - 1));
     }
   });
 }
@@ -222,8 +235,8 @@ void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight
       });
       for (std::int64_t c = 0; c < axis.size; ++c) {
         const double v = vars[c] + options.eps;
-        if (gb.defined()) gb.data<T>()[c] = convert<T>(sums[0][c]);
-        if (gw.defined()) gw.data<T>()[c] = convert<T>(sums[1][c] / std::sqrt(v));
+        if (gb.defined()) store(gb, c, sums[0][c]);
+        if (gw.defined()) store(gw, c, sums[1][c] / std::sqrt(v));
         if (!options.training) continue;
         mean_g[c] = static_cast<A>(sums[0][c] / n);
         slope[c] = static_cast<A>(sums[1][c] / (n * v));

@@ -23,6 +23,15 @@ inline void check_same_kind(std::string_view op, std::string_view name_a, const 
         b.device());
 }
 
+/// The same for what belongs to the channels of x, which may be float32 where x is of a half type.
+inline void check_parameter_kind(std::string_view op, const Tensor& x, std::string_view name,
+                                 const Tensor& parameter) {
+  const bool wide = parameter.defined() && parameter.dtype() == DType::float32 && size_of(x.dtype()) == 2;
+  if (!wide) return check_same_kind(op, "x", x, name, parameter);
+  check(x.device() == parameter.device(), op, ": x is on ", x.device(), " but ", name, " is on ",
+        parameter.device());
+}
+
 /// Throws Error unless `tensor` is of a floating type.
 inline void check_floating(std::string_view op, std::string_view name, const Tensor& tensor) {
   check(is_floating(tensor.dtype()), op, ": ", name, " is ", tensor.dtype(),

@@ -4,6 +4,7 @@
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
 
 namespace tapedeck {
@@ -50,10 +51,11 @@ Variable detail::plain(const ConvCall& c, const Variable& y, const Variable& w, 
   return call<Conv2d>({y, w, bias}, c);
 }
 
-Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
+Variable conv2d(const Variable& input, const Variable& weight, const Variable& bias,
                 const Conv2dOptions& options) {
-  const auto geometry = conv2d_geometry(tensor_of(x), tensor_of(weight), tensor_of(bias), options);
-  return detail::plain({geometry, x.tensor().layout()}, x, weight, bias);
+  const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
+  const auto geometry = conv2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
+  return detail::plain({geometry, x.tensor().layout()}, x, w, b);
 }
 
 }  // namespace tapedeck

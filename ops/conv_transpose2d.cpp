@@ -1,6 +1,7 @@
 #include <tapedeck/ops/conv_transpose2d.h>
 
 #include <tapedeck/core/backend.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
 
 namespace tapedeck {
@@ -76,14 +77,16 @@ Variable detail::correlation(const ConvCall& c, const Variable& x, const Variabl
   return call<ConvTranspose2dWeightGrad>({x, y}, c);
 }
 
-Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias,
+Variable conv_transpose2d(const Variable& input, const Variable& weight, const Variable& bias,
                           const ConvTranspose2dOptions& options) {
-  const auto geometry = conv_transpose2d_geometry(tensor_of(x), tensor_of(weight), tensor_of(bias), options);
-  return detail::transposed({geometry, x.tensor().layout()}, x, weight, bias);
+  const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
+  const auto geometry = conv_transpose2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
+  return detail::transposed({geometry, x.tensor().layout()}, x, w, b);
 }
 
-Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Size2 kernel_size,
+Variable conv_transpose2d_weight_grad(const Variable& input, const Variable& gradient, Size2 kernel_size,
                                       const ConvTranspose2dOptions& options) {
+  const Variable x = detail::lowered(input), gy = detail::lowered(gradient);
   const auto geometry =
       conv_transpose2d_weight_grad_geometry(tensor_of(x), tensor_of(gy), kernel_size, options);
   return detail::correlation({geometry, x.tensor().layout()}, x, gy);

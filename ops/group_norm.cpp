@@ -10,6 +10,7 @@
 #include <tapedeck/core/convert.h>
 #include <tapedeck/ops/channel_sums.h>
 #include <tapedeck/ops/checks.h>
+#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/norm_formula.h>
 #include <tapedeck/ops/shape.h>
@@ -89,11 +90,16 @@ void check_arguments(const char* op, const Variable& x, const Shape& parameters,
   check(is_floating(x.dtype()), op, ": x is ", x.dtype(), "; legal are the floating types");
   for (const auto& [name, parameter] : {std::pair("weight", &weight), std::pair("bias", &bias)}) {
     if (!parameter->defined()) continue;
-    check_same_kind(op, "x", x.tensor(), name, parameter->tensor());
+    check_parameter_kind(op, x.tensor(), name, parameter->tensor());
     check(parameter->shape() == parameters, op, ": ", name, " has shape ", parameter->shape(),
           "; legal for x ", x.shape(), " is ", parameters);
   }
   check(eps >= 0, op, ": eps ", eps, " is not legal; legal is 0 or more");
+}
+
+/// The kernels' parameters have x's dtype.
+Variable like(const Variable& x, const Variable& parameter) {
+  return parameter.defined() ? cast(parameter, x.dtype()) : parameter;
 }
 
 }  // namespace
@@ -104,7 +110,7 @@ Variable group_norm(const Variable& x, std::int64_t groups, const Variable& weig
   check(groups >= 1 && x.size(1) % groups == 0, "group_norm: groups ", groups, " for the ", x.size(1),
         " channels of x ", x.shape(), "; legal is a divisor of the channels");
   check_arguments("group_norm", x, {x.size(1)}, weight, bias, eps);
-  return call<GroupNorm>({x, weight, bias}, "group_norm", groups, eps);
+  return call<GroupNorm>({x, like(x, weight), like(x, bias)}, "group_norm", groups, eps);
 }
 
 Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Variable& weight,
@@ -117,7 +123,7 @@ Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Vari
   std::int64_t rows = 1;
   for (int d = 0; d < outer; ++d) rows *= x.size(d);
   const std::int64_t values = normalized_shape.count();
-  const auto flat = [&](const Variable& v) { return v.defined() ? reshape(v, {values}) : v; };
+  const auto flat = [&](const Variable& v) { return v.defined() ? reshape(like(x, v), {values}) : v; };
   const Variable y = call<GroupNorm>({reshape(x, {rows, values}), flat(weight), flat(bias)}, "layer_norm",
                                      std::int64_t{1}, eps);
   return to_layout(reshape(y, x.shape()), x.tensor().layout());

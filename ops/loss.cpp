@@ -5,6 +5,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/block_sum.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/elementwise.h>
@@ -102,12 +103,12 @@ struct LossOp final : Op {
 }  // namespace
 
 Variable pointwise_loss(const PointwiseLossCall& call, const Variable& x, const Variable& t) {
-  return tapedeck::call<LossOp>({x, t}, call, 1.0, false);
+  return tapedeck::call<LossOp>({detail::widened(x), detail::widened(t)}, call, 1.0, false);
 }
 
 Variable pointwise_loss_sum(const PointwiseLossCall& call, double scale, const Variable& x,
                             const Variable& t) {
-  return tapedeck::call<LossOp>({x, t}, call, scale, true);
+  return tapedeck::call<LossOp>({detail::widened(x), detail::widened(t)}, call, scale, true);
 }
 
 namespace cpu {

@@ -3,6 +3,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/gemm.h>
 #include <tapedeck/ops/shape.h>
@@ -90,7 +91,8 @@ void check_kinds(const char* op, const char* name_a, const Tensor& a, const char
 
 }  // namespace
 
-Variable matmul(const Variable& a, const Variable& b) {
+Variable matmul(const Variable& given_a, const Variable& given_b) {
+  const Variable a = detail::lowered(given_a), b = detail::lowered(given_b);
   check_kinds("matmul", "a", tensor_of(a), "b", tensor_of(b));
   const Shape &sa = a.shape(), &sb = b.shape();
   check(sa.rank() >= 1 && sb.rank() >= 1, "matmul: a ", sa, " or b ", sb,
@@ -111,7 +113,9 @@ Variable matmul(const Variable& a, const Variable& b) {
   return y.shape() == shape ? y : reshape(y, shape);
 }
 
-Variable linear(const Variable& x, const Variable& weight, const Variable& bias) {
+Variable linear(const Variable& input, const Variable& given_weight, const Variable& given_bias) {
+  const Variable x = detail::lowered(input), weight = detail::lowered(given_weight);
+  const Variable bias = detail::lowered(given_bias);
   check_kinds("linear", "x", tensor_of(x), "weight", tensor_of(weight));
   const Shape &sx = x.shape(), &sw = weight.shape();
   check(sw.rank() == 2, "linear: weight ", sw, " has rank ", sw.rank(), "; legal is 2, [out,in]");

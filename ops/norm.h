@@ -1,7 +1,8 @@
 // Normalisation: y = (x - mean) / sqrt(var + eps) * weight + bias, with the mean and the biased variance of
 // some of x's elements, as in PyTorch.
 //
-// x is floating; weight and bias have its dtype and may be undefined (1 and 0). Results have x's layout.
+// x is floating; weight and bias have its dtype, or are float32 for an x of a half type, and may be undefined
+// (1 and 0). Results have x's dtype and layout.
 // Statistics and sums are formed in float64, in a fixed order.
 #pragma once
 
@@ -32,7 +33,8 @@ Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Vari
                     const Variable& bias = {}, double eps = 1e-5);
 
 // In these, tensors marked "or none" may be undefined, and x has elements. `mean` and `var` are float64 for a
-// float64 x, else float32; all other tensors have x's dtype, and y, gy and gx x's layout.
+// float64 x, else float32; y, gy and gx have x's dtype and layout. What belongs to channels (weight, bias,
+// the running statistics and gradients of them) has x's dtype or, for a half x, may be float32.
 namespace cpu {
 /// mean and var [c] = the batch's, and the running statistics (or none) move towards them.
 void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,

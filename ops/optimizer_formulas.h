@@ -149,4 +149,18 @@ void visit_rule(const RmspropSettings& s, std::size_t, const F& f) {
   f.template operator()<CenteredMomentumRmsprop<A>, 3>();
 }
 
+/// update_scale() of ops/optimizer_step.h.
+TAPEDECK_HD inline void update_scale(float& scale, std::int64_t& updates, std::uint8_t& overflow,
+                                     double growth, double backoff, std::int64_t interval) {
+  constexpr double kLargest = 3.4e38;
+  if (overflow != 0) {
+    scale = static_cast<float>(scale * backoff);
+    updates = 0;
+  } else if (++updates == interval) {
+    if (scale * growth < kLargest) scale = static_cast<float>(scale * growth);
+    updates = 0;
+  }
+  overflow = 0;
+}
+
 }  // namespace tapedeck::formula

@@ -1,6 +1,7 @@
 #include <tapedeck/ops/optimizer_step.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -56,6 +57,10 @@ void check_optimizer_batch(const char* op, const OptimizerBatch& batch) {
       check_like(op, "slot", slot[i], slot_dtype(parameter.dtype()), parameter);
     }
   }
+  if (count == 0 || !batch.skip.defined()) return;
+  const Device device = batch.parameters[0].device();
+  check(batch.skip.dtype() == DType::uint8 && batch.skip.count() == 1 && batch.skip.device() == device, op,
+        ": skip is ", batch.skip, "; legal is one uint8 on ", device);
 }
 
 void sgd_step(const OptimizerBatch& batch, const SgdSettings& settings) {
@@ -108,6 +113,24 @@ void update_averages(const Tensors& averages, const Tensors& values, double deca
   TAPEDECK_KERNEL(values[0].device(), update_averages)(averages, values, decay, live_decay);
 }
 
+Tensors unscale(const Tensors& gradients, const LossScale& loss) {
+  Tensors out;
+  for (const Tensor& x : gradients) {
+    check_same_kind("unscale", "gradient 0", gradients[0], "another gradient", x);
+    check_floating("unscale", "a gradient", x);
+    check(x.device() == loss.scale.device(), "unscale: a gradient is on ", x.device(),
+          " but the scale is on ", loss.scale.device());
+    out.push_back(Tensor::empty_like(x));
+  }
+  if (!out.empty()) TAPEDECK_KERNEL(loss.scale.device(), unscale)(gradients, loss, out);
+  return out;
+}
+
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval) {
+  loss.scale.bump_version();
+  TAPEDECK_KERNEL(loss.scale.device(), update_scale)(loss, growth, backoff, interval);
+}
+
 namespace cpu {
 
 namespace {
@@ -152,6 +175,7 @@ void update_run(const Rule& rule, std::int64_t n, T* p, const T* g, A*... slots)
 /// Updates all parameters by the rule for `settings`.
 template <class Settings>
 void update(const char* op, const OptimizerBatch& batch, Settings settings) {
+  if (batch.skip.defined() && *batch.skip.data<std::uint8_t>() != 0) return;
   count_step(batch);
   if (batch.lr.defined()) settings.lr = *batch.lr.data<double>();
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
@@ -223,6 +247,32 @@ void update_averages(const Tensors& averages, const Tensors& values, double fixe
       for (std::int64_t k = begin; k < end; ++k) average[k] = keep * average[k] + take * convert<A>(value[k]);
     });
   });
+}
+
+void unscale(const Tensors& gradients, const LossScale& loss, const Tensors& out) {
+  const float scale = *loss.scale.data<float>();
+  std::atomic<bool> overflow = false;
+  for_each_piece(gradients, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+    visit_floating("unscale", gradients[i].dtype(), [&]<class T>() {
+      using A = accumulate_t<T>;
+      const A factor = 1 / static_cast<A>(scale);
+      const T* in = gradients[i].data<T>();
+      T* to = out[i].data<T>();
+      bool finite = true;
+      for (std::int64_t k = begin; k < end; ++k) {
+        const A value = convert<A>(in[k]) * factor;
+        finite = finite && std::isfinite(value);
+        to[k] = convert<T>(value);
+      }
+      if (!finite) overflow = true;
+    });
+  });
+  if (overflow) *loss.overflow.data<std::uint8_t>() = 1;
+}
+
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval) {
+  formula::update_scale(*loss.scale.data<float>(), *loss.growth.data<std::int64_t>(),
+                        *loss.overflow.data<std::uint8_t>(), growth, backoff, interval);
 }
 
 }  // namespace cpu

@@ -120,7 +120,9 @@ __device__ __forceinline__ void for_each_vector(const P& piece, const F& f) {
 /// Arrays: parameter, gradient, counter, slots. Counters count this step already.
 template <class T, class Rule, int kSlots, class Settings, std::size_t... k>
 __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, Settings settings,
-                                             const double* lr, std::index_sequence<k...>) {
+                                             const double* lr, const std::uint8_t* skip,
+                                             std::index_sequence<k...>) {
+  if (skip != nullptr && *skip != 0) return;
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   // The bias corrections are powers in float64: once for a block.
@@ -149,20 +151,22 @@ __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list,
 template <class T, class Rule, int kSlots, class Settings>
 __global__ void __launch_bounds__(kThreads)
     update_kernel(const __grid_constant__ TensorList<3 + kSlots> list,
-                  const __grid_constant__ Settings settings, const double* lr) {
-  update_piece<T, Rule, kSlots>(list, settings, lr, std::make_index_sequence<kSlots>());
+                  const __grid_constant__ Settings settings, const double* lr, const std::uint8_t* skip) {
+  update_piece<T, Rule, kSlots>(list, settings, lr, skip, std::make_index_sequence<kSlots>());
 }
 
-__global__ void __launch_bounds__(kTensors) count_kernel(const __grid_constant__ TensorList<1> list) {
+__global__ void __launch_bounds__(kTensors)
+    count_kernel(const __grid_constant__ TensorList<1> list, const std::uint8_t* skip) {
+  if (skip != nullptr && *skip != 0) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < list.tensors) ++*static_cast<std::int64_t*>(list.arrays[0][i]);
 }
 
-void count_step(const char* op, const OptimizerBatch& batch, cudaStream_t stream) {
+void count_step(const char* op, const OptimizerBatch& batch, const std::uint8_t* skip, cudaStream_t stream) {
   for_each_list<1>(
       batch.steps, [&](std::size_t i) { return std::array{batch.steps[i].raw()}; },
       [&](const TensorList<1>& list, std::int64_t) {
-        count_kernel<<<1, kTensors, 0, stream>>>(list);
+        count_kernel<<<1, kTensors, 0, stream>>>(list, skip);
         check_launch(op);
       });
 }
@@ -173,7 +177,8 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
   const double* const lr = batch.lr.defined() ? batch.lr.data<double>() : nullptr;
-  count_step(op, batch, stream);
+  const std::uint8_t* const skip = batch.skip.defined() ? batch.skip.data<std::uint8_t>() : nullptr;
+  count_step(op, batch, skip, stream);
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     formula::visit_rule<accumulate_t<T>>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
       const auto arrays = [&](std::size_t i) {
@@ -184,7 +189,7 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
       };
       for_each_list<3 + kSlots>(batch.parameters, arrays, [&](const auto& list, std::int64_t) {
         update_kernel<T, Rule, static_cast<int>(kSlots)>
-            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, lr);
+            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, lr, skip);
         check_launch(op);
       });
     });
@@ -264,6 +269,32 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+/// Arrays: gradient, out. All that see an overflow write the same.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    unscale_kernel(const __grid_constant__ TensorList<2> list, const float* scale, std::uint8_t* overflow) {
+  using A = accumulate_t<T>;
+  const auto piece = list.piece(static_cast<int>(blockIdx.x));
+  const A factor = 1 / static_cast<A>(*scale);
+  bool finite = true;
+  for_each_vector(piece, [&](std::int64_t i, int n) {
+    A x[kVector] = {};
+    load<T>(list.arrays[0][piece.tensor], i, n, x);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x[j] *= factor;
+      finite = finite && isfinite(x[j]);
+    }
+    store<T>(list.arrays[1][piece.tensor], i, n, x);
+  });
+  if (!finite) *overflow = 1;
+}
+
+__global__ void update_scale_kernel(float* scale, std::int64_t* updates, std::uint8_t* overflow,
+                                    double growth, double backoff, std::int64_t interval) {
+  formula::update_scale(*scale, *updates, *overflow, growth, backoff, interval);
+}
+
 /// Launches a kernel on pairs of tensors of one dtype.
 template <class Launch>
 void for_each_pair(const Tensors& a, const Tensors& b, const Launch& launch) {
@@ -330,6 +361,26 @@ void update_averages(const Tensors& averages, const Tensors& values, double deca
       check_launch("update_averages");
     });
   });
+}
+
+void unscale(const Tensors& gradients, const LossScale& loss, const Tensors& out) {
+  const DeviceScope scope(loss.scale.device());
+  visit_floating("unscale", gradients[0].dtype(), [&]<class T>() {
+    for_each_pair(gradients, out, [&](const TensorList<2>& list) {
+      unscale_kernel<T>
+          <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(loss.scale.device())>>>(
+              list, loss.scale.data<float>(), loss.overflow.data<std::uint8_t>());
+      check_launch("unscale");
+    });
+  });
+}
+
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval) {
+  const DeviceScope scope(loss.scale.device());
+  update_scale_kernel<<<1, 1, 0, stream_of(loss.scale.device())>>>(
+      loss.scale.data<float>(), loss.growth.data<std::int64_t>(), loss.overflow.data<std::uint8_t>(), growth,
+      backoff, interval);
+  check_launch("update_scale");
 }
 
 }  // namespace tapedeck::cu

@@ -31,7 +31,8 @@ struct OptimizerBatch {
   Tensors parameters, gradients;
   Tensors steps;               ///< int64, one element each: updates so far; the call counts on
   std::vector<Tensors> slots;  ///< what the optimizer remembers, in the order that the call states
-  Tensor lr = {};  ///< or none: one float64 on the device, which takes the place of the settings' lr
+  Tensor lr = {};    ///< or none: one float64 on the device, which takes the place of the settings' lr
+  Tensor skip = {};  ///< or none: one uint8 on the device; nothing happens where it is not 0
 };
 
 struct SgdSettings {
@@ -67,6 +68,19 @@ Tensors scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm);
 void update_averages(const Tensors& averages, const Tensors& values, double decay,
                      const Tensor& live_decay = {});
 
+/// What a gradient scaler (nn/optim/grad_scaler.h) holds on the device.
+struct LossScale {
+  Tensor scale;     ///< float32, one element
+  Tensor growth;    ///< int64: updates without an overflow since the scale changed
+  Tensor overflow;  ///< uint8: whether a gradient since the last update was not finite
+};
+
+/// Copies of `gradients`, of one dtype, times 1 / scale; sets `overflow` where an element is not finite.
+Tensors unscale(const Tensors& gradients, const LossScale& loss);
+/// scale *= backoff after an overflow, scale *= growth (while it stays finite) after `interval` updates
+/// without one; then there is no overflow.
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval);
+
 namespace cpu {
 void sgd(const OptimizerBatch& batch, const SgdSettings& settings);
 void adam(const OptimizerBatch& batch, const AdamSettings& settings);
@@ -74,6 +88,8 @@ void rmsprop(const OptimizerBatch& batch, const RmspropSettings& settings);
 void global_norm(const Tensors& xs, const Tensor& out);
 void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const Tensors& out);
 void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay);
+void unscale(const Tensors& gradients, const LossScale& loss, const Tensors& out);
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval);
 }  // namespace cpu
 namespace cu {
 void sgd(const OptimizerBatch& batch, const SgdSettings& settings);
@@ -82,6 +98,8 @@ void rmsprop(const OptimizerBatch& batch, const RmspropSettings& settings);
 void global_norm(const Tensors& xs, const Tensor& out);
 void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const Tensors& out);
 void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay);
+void unscale(const Tensors& gradients, const LossScale& loss, const Tensors& out);
+void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval);
 }  // namespace cu
 
 }  // namespace tapedeck

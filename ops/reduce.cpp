@@ -6,6 +6,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/arithmetic_formulas.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/map.h>
 #include <tapedeck/ops/reduce_dims.h>
@@ -130,7 +131,7 @@ Variable sum(const Variable& x) {
   return sum(x, {});
 }
 Variable sum(const Variable& x, const std::vector<int>& dims, bool keepdim) {
-  return call<Sum>({x}, "sum", ReduceDims::of("sum", x.shape(), dims, keepdim), 1.0);
+  return call<Sum>({detail::widened(x)}, "sum", ReduceDims::of("sum", x.shape(), dims, keepdim), 1.0);
 }
 Variable mean(const Variable& x) {
   return mean(x, {});
@@ -139,7 +140,8 @@ Variable mean(const Variable& x, const std::vector<int>& dims, bool keepdim) {
   check_defined("mean", "x", x.tensor());
   check_floating("mean", "x", x.tensor());
   const ReduceDims to = ReduceDims::of("mean", x.shape(), dims, keepdim);
-  return call<Sum>({x}, "mean", to, static_cast<double>(to.kept.count()) / static_cast<double>(x.count()));
+  return call<Sum>({detail::widened(x)}, "mean", to,
+                   static_cast<double>(to.kept.count()) / static_cast<double>(x.count()));
 }
 Variable max(const Variable& x) {
   return max(x, {});
@@ -154,7 +156,8 @@ Variable min(const Variable& x, const std::vector<int>& dims, bool keepdim) {
   return call<ExtremeOf>({x}, Extreme::min, ReduceDims::of("min", x.shape(), dims, keepdim));
 }
 Variable var(const Variable& x, const std::vector<int>& dims, const VarOptions& options) {
-  return call<Var>({x}, ReduceDims::of("var", x.shape(), dims, options.keepdim), options.correction);
+  return call<Var>({detail::widened(x)}, ReduceDims::of("var", x.shape(), dims, options.keepdim),
+                   options.correction);
 }
 
 Variable broadcast_to(const Variable& x, const Shape& shape) {

@@ -7,6 +7,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/map.h>
@@ -82,13 +83,13 @@ struct LogSumExp final : Op {
 }  // namespace
 
 Variable softmax(const Variable& x, int dim) {
-  return call<Softmax>({x}, dim, false);
+  return call<Softmax>({detail::widened(x)}, dim, false);
 }
 Variable log_softmax(const Variable& x, int dim) {
-  return call<Softmax>({x}, dim, true);
+  return call<Softmax>({detail::widened(x)}, dim, true);
 }
 Variable logsumexp(const Variable& x, const std::vector<int>& dims, bool keepdim) {
-  return call<LogSumExp>({x}, ReduceDims::of("logsumexp", x.shape(), dims, keepdim));
+  return call<LogSumExp>({detail::widened(x)}, ReduceDims::of("logsumexp", x.shape(), dims, keepdim));
 }
 
 namespace cpu {

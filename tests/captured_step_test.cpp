@@ -103,6 +103,54 @@ TEST_F(CudaCapturedStep, ReplaysEqualEagerStepsToTheBit) {
   EXPECT_LT(eager.losses.back(), 0.7 * eager.losses.front());
 }
 
+/// Losses, parameters and the final scale of steps in a half type, the scale starting far too high.
+std::vector<std::vector<double>> train_half(DType dtype, bool captured, int steps) {
+  Generator init(5);
+  Model model(init);
+  model.to(kCuda);
+  optim::Adam adam(model.parameters(), {.lr = 1e-2});
+  optim::GradScaler scaler(kCuda, {.init_scale = 1e9, .growth_interval = 5});
+  const auto run = [&](const Tensors& x) -> Tensors {
+    adam.zero_grad();
+    Tape tape;
+    Variable loss;
+    {
+      const Autocast half(dtype);
+      loss = nn::mse_loss(model(x[0]), x[1]);
+    }
+    tape.backward(scaler.scale(loss));
+    scaler.unscale(model.parameters());
+    optim::clip_grad_norm(model.parameters(), 1);
+    scaler.step(adam);
+    scaler.update();
+    return {loss.tensor()};
+  };
+  CapturedStep step(kCuda, run);
+  std::vector<std::vector<double>> result(1);
+  for (int i = 0; i < steps; ++i) {
+    const Tensor z = random_tensor({16, 6}, {}, -1, 1, 1 + i % 3),
+                 image = random_tensor({16, 3, 6, 6}, {}, 0, 1, 2);
+    const Tensors out = captured ? step({z, image}) : run({z.to(kCuda), image.to(kCuda)});
+    result[0].push_back(out[0].item());
+  }
+  for (const auto& [name, tensor] : model.state_dict()) {
+    EXPECT_NE(size_of(tensor.dtype()), 2u) << name;
+    result.push_back(tensor.to_vector<double>());
+  }
+  result.push_back({scaler.current_scale()});
+  return result;
+}
+
+TEST_F(CudaCapturedStep, HalfTypesWithAScaler) {
+  for (DType dtype : {DType::bfloat16, DType::float16}) {
+    SCOPED_TRACE(to_string(dtype));
+    const auto eager = train_half(dtype, false, 100), captured = train_half(dtype, true, 100);
+    EXPECT_EQ(captured, eager);
+    EXPECT_LT(eager[0].back(), 0.8 * eager[0].front());
+    EXPECT_EQ(eager.back()[0] < 1e9, dtype == DType::float16);  // which overflowed, and went on
+  }
+}
+
 TEST_F(CudaCapturedStep, ReadsSeedsAnew) {
   const Trained eager = train(false, 20, 12), captured = train(true, 20, 12), other = train(true, 20);
   EXPECT_EQ(captured.losses, eager.losses);

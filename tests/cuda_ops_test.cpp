@@ -306,6 +306,19 @@ TEST_F(CudaOps, Normalisation) {
         {"sequences", [&](V v) { return batch(v, training, {5}); }, {{6, 5, 31}, {5}, {5}}, -2, 2, 4},
         {"without weight", [&](V v) { return batch(v, training, {3}); }, {{4, 3, 5, 7}}, -2, 2, 4},
         {"empty batch", [&](V v) { return batch(v, training, {3}); }, {{0, 3, 5, 7}, {3}, {3}}},
+        {"parameters of half types in float32",
+         [&](V v) {
+           const auto wide = [](const Variable& p) {
+             return size_of(p.dtype()) == 2 ? cast(p, DType::float32) : p;
+           };
+           const Variable w = wide(v[1]), mean = constant(w, 0.25, {3}), var = constant(w, 1.5, {3});
+           const Variable y = batch_norm(v[0], w, wide(v[2]), mean, var, {.training = training});
+           return cat({flatten(y), cast(mean, y.dtype()), cast(var, y.dtype())}, 0);
+         },
+         {{4, 3, 5, 7}, {3}, {3}},
+         -2,
+         2,
+         4},
     });
   }
   check_cases({

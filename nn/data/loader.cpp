@@ -9,6 +9,7 @@
 #include <stop_token>
 #include <thread>
 
+#include <tapedeck/core/copy_stream.h>
 #include <tapedeck/core/random.h>
 
 namespace tapedeck::data {
@@ -105,6 +106,7 @@ class DataLoader::Iterator::Epoch {
     const std::int64_t begin = number * options_.batch_size;
     const std::int64_t count = std::min(options_.batch_size, dataset_->size() - begin);
     const Shape image = dataset_->image_shape();
+    const ContextScope memory(options_.pinned ? pinned_context() : Context::current(Device{}));
     Batch batch;
     batch.images = Tensor::empty({count, image[0], image[1], image[2]});
     batch.indices = Tensor::empty({count}, {.dtype = DType::int64});

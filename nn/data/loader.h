@@ -30,6 +30,7 @@ struct DataLoaderOptions {
   int workers = 1;         ///< threads that make batches; 0: the caller's makes them
   int prefetch = 4;        ///< batches that are made ahead, at most
   bool drop_last = false;  ///< leave out a last batch that is not full
+  bool pinned = false;     ///< batches lie in memory that GPUs copy from directly (core/copy_stream.h)
 };
 
 /// Order and content of the batches do not depend on the number of workers. What a dataset throws

@@ -46,7 +46,7 @@ void Optimizer::complete(State& state, std::size_t slots) {
   }
 }
 
-void Optimizer::step() {
+void Optimizer::step(const Tensor& skip) {
   std::vector<std::vector<OptimizerBatch>> all;  // of each group, one for each dtype and device
   std::size_t at = 0;
   for (const Group& group : groups_) {
@@ -69,7 +69,10 @@ void Optimizer::step() {
       batch->steps.push_back(state.step);
       for (std::size_t k = 0; k < slots; ++k) batch->slots[k].push_back(state.slots[k]);
     }
-    for (const OptimizerBatch& batch : batches) check_optimizer_batch(kind_, batch);
+    for (OptimizerBatch& batch : batches) {
+      batch.skip = skip;
+      check_optimizer_batch(kind_, batch);
+    }
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (OptimizerBatch& batch : all[g]) {

@@ -39,9 +39,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates every parameter that has a gradient. Runs under no tape. Throws Error, before any parameter
+  /// Updates every parameter that has a gradient. Runs under no tape. `skip`, one uint8 on the parameters'
+  /// device, makes it do nothing where it is not 0: see GradScaler. Throws Error, before any parameter
   /// changes, when a gradient or a state does not fit its parameter.
-  void step();
+  void step(const Tensor& skip = {});
   void zero_grad() const;
 
   std::vector<Group>& groups() { return groups_; }
