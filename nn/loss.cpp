@@ -125,7 +125,10 @@ Variable ssim(const Variable& x, const Variable& y, const SsimOptions& options) 
     total += window.back();
   }
   for (double& value : window) value /= total;
-  const Variable row = Tensor::from(window, {1, 1, 1, size}).to(x.dtype()).to(x.device());
+  const Tensor taps = Tensor::empty({size}, {x.dtype(), x.device()});
+  for (std::int64_t i = 0; i < size; ++i)
+    taps.slice(i, i + 1).fill_(window[i]);  // a captured step copies nothing
+  const Variable row = taps.reshape({1, 1, 1, size});
   const Variable along_w = broadcast_to(row, {c, 1, 1, size});
   const Variable along_h = reshape(along_w, {c, 1, size, 1});
 

@@ -64,6 +64,8 @@ void expect_loops(Device device, int workers, bool pinned) {
 
   // Going on in the middle of an epoch, and leaving one.
   loader.seek(1, 2);
+  EXPECT_EQ(loader.epoch(), 1);
+  EXPECT_EQ(loader.position(), 2);
   for (const Batch& batch : loader) EXPECT_EQ(batch.indices.to_vector<std::int64_t>(), order[5]);
   loader.seek(2);
   for (const Batch& batch : loader) {

@@ -40,15 +40,15 @@ data::DataLoaderOptions loader_options(const Options& options) {
   return {.batch_size = options.batch,
           .shuffle = true,
           .seed = static_cast<std::uint64_t>(options.seed),
-          .workers = options.workers};
+          .workers = options.workers,
+          .pinned = device(options.device).is_cuda()};
 }
 
 }  // namespace
 
-std::vector<double> psnr(const Tensor& images, const Tensor& originals) {
-  std::vector<double> values = nn::psnr(images, originals).to_vector<double>();
-  for (double& value : values) value = std::min(value, 100.0);
-  return values;
+Tensor psnr(const Tensor& images, const Tensor& originals) {
+  const NoTape no_tape;
+  return clamp(nn::psnr(images, originals), std::numeric_limits<double>::lowest(), 100).tensor();
 }
 
 Trainer::Trainer(const Options& options, std::shared_ptr<const Dataset> dataset,
@@ -59,6 +59,8 @@ Trainer::Trainer(const Options& options, std::shared_ptr<const Dataset> dataset,
       decoder_((manual_seed(static_cast<std::uint64_t>(options.seed)), description.build())),
       codes_({.num_embeddings = dataset_->size(), .embedding_dim = options.latent}),
       loader_(dataset_, loader_options(options)),
+      batches_(loader_, device_),
+      train_(device_, [this](const Tensors& batch) { return train_on(batch); }),
       length_(length) {
   const Shape image = dataset_->image_shape();
   const Shape made = description.trace(decoder_, {1, options.latent}).back().output;
@@ -124,7 +126,7 @@ const data::Batch& Trainer::next_batch() {
   if (batch_) ++*batch_;
   while (!batch_ || *batch_ == std::default_sentinel) {
     batch_.reset();  // one loop at a time
-    batch_.emplace(loader_.begin());
+    batch_.emplace(batches_.begin());
   }
   return **batch_;
 }
@@ -152,29 +154,30 @@ StepResult Trainer::step(double fraction) {
   const data::Batch& batch = next_batch();  // may throw, for files, with the state still whole
   whole_ = false;
   advance_schedule(fraction);
-  const Tensor images = batch.images.to(device_), indices = batch.indices.to(device_);
   decoder_.train();
-  optimizer_->zero_grad();
-  StepResult result;
-  Variable output;
-  {
-    Tape tape;
-    const Variable value = loss(codes_(indices), images, output);
-    tape.backward(value);
-    result.loss = value.item();
-  }
+  const std::vector<double> values = train_({batch.images, batch.indices})[0].to_vector<double>();
+  const StepResult result{.loss = values[0], .psnr = values[1], .images = batch.images.size(0)};
   check(std::isfinite(result.loss), "step ", steps_, ": the loss is ", result.loss,
         "; a smaller --lr or --code-lr may help");
+  ++steps_;
+  whole_ = true;
+  return result;
+}
+
+Tensors Trainer::train_on(const Tensors& batch) {
+  const Tensor &images = batch[0], &indices = batch[1];
+  optimizer_->zero_grad();
+  Variable value, output;
+  {
+    Tape tape;
+    value = loss(codes_(indices), images, output);
+    tape.backward(value);
+  }
   optimizer_->step();
   if (options_.unit_ball) project_codes();
   if (average_) average_->update();
-  ++steps_;
-  whole_ = true;
-
-  const std::vector<double> quality = psnr(output.tensor(), images);
-  for (const double value : quality) result.psnr += value / static_cast<double>(quality.size());
-  result.images = images.size(0);
-  return result;
+  const NoTape no_tape;
+  return {stack({cast(value, DType::float64), mean(psnr(output.tensor(), images))}, 0).tensor()};
 }
 
 void Trainer::project_codes() {
@@ -203,9 +206,8 @@ double Trainer::mean_psnr(const std::function<bool()>& stop) {
   data::DataLoader loader(dataset_, {.batch_size = 256, .workers = options_.workers});
   for (const data::Batch& batch : loader) {
     if (stop()) return std::numeric_limits<double>::quiet_NaN();
-    for (const double value : psnr(decode(codes(batch.indices.to_vector<std::int64_t>())), batch.images)) {
-      sum += value;
-    }
+    const Tensor made = decode(codes(batch.indices.to_vector<std::int64_t>()));
+    for (const double value : psnr(made, batch.images).to_vector<double>()) sum += value;
   }
   return sum / static_cast<double>(dataset_->size());
 }
@@ -219,7 +221,7 @@ nn::StateDict Trainer::state_dict() const {
   if (average_) append(state, "average.", average_->state_dict());
   const Generator& generator = default_generator();
   const auto signed_number = [](std::uint64_t value) { return static_cast<std::int64_t>(value); };
-  state.emplace_back("loader", Tensor::from({loader_.epoch(), loader_.position()}, {2}));
+  state.emplace_back("loader", Tensor::from({batches_.epoch(), batches_.position()}, {2}));
   state.emplace_back("generator",
                      Tensor::from({signed_number(generator.seed()), signed_number(generator.offset())}, {2}));
   state.emplace_back("steps", Tensor::from({steps_}, {1}));
@@ -234,7 +236,7 @@ void Trainer::load_state_dict(const nn::StateDict& state) {
   if (average_) average_->load_state_dict(part_of(state, "average."));
   const auto loader = numbers(state, "loader", 2), generator = numbers(state, "generator", 2);
   batch_.reset();
-  loader_.seek(loader[0], loader[1]);
+  batches_.seek(loader[0], loader[1]);
   default_generator().set_state(static_cast<std::uint64_t>(generator[0]),
                                 static_cast<std::uint64_t>(generator[1]));
   steps_ = numbers(state, "steps", 1)[0];

@@ -23,8 +23,8 @@ struct StepResult {
   std::int64_t images = 0;
 };
 
-/// The PSNR of each image in dB for values in [0,1]; 100 stands for equal images.
-std::vector<double> psnr(const tapedeck::Tensor& images, const tapedeck::Tensor& originals);
+/// The PSNR of each image in dB for values in [0,1], float64 [n]; 100 stands for equal images.
+tapedeck::Tensor psnr(const tapedeck::Tensor& images, const tapedeck::Tensor& originals);
 
 class Trainer {
  public:
@@ -39,13 +39,14 @@ class Trainer {
   /// Sets what a new run starts from: the codes, and the output's bias.
   void initialise();
 
-  /// One step on the next batch. `fraction` in [0, 1] is how much of a run by time is over.
+  /// One step on the next batch. `fraction` in [0, 1] is how much of a run by time is over. On a GPU all that
+  /// a step computes is one CUDA graph, while the next batch is copied.
   StepResult step(double fraction);
 
   std::int64_t steps() const { return steps_; }
   /// Whether state_dict() is that between two steps: no step that began to compute has thrown.
   bool whole() const { return whole_; }
-  std::int64_t epoch() const { return loader_.epoch(); }
+  std::int64_t epoch() const { return batches_.epoch(); }
   double lr() const { return optimizer_->groups()[0].lr; }
   double code_lr() const { return optimizer_->groups()[1].lr; }
   const Dataset& dataset() const { return *dataset_; }
@@ -68,6 +69,8 @@ class Trainer {
   tapedeck::Variable loss(const tapedeck::Variable& codes, const tapedeck::Variable& images,
                           tapedeck::Variable& output);
   const tapedeck::data::Batch& next_batch();
+  /// {the loss and the mean PSNR, float64 [2]}, of one step on {images, indices}.
+  tapedeck::Tensors train_on(const tapedeck::Tensors& batch);
   void project_codes();
   void set_schedule(std::int64_t length);
   void advance_schedule(double fraction);
@@ -81,7 +84,9 @@ class Trainer {
   std::unique_ptr<tapedeck::optim::Scheduler> schedule_;  // null: constant
   std::unique_ptr<tapedeck::optim::ExponentialMovingAverage> average_;
   tapedeck::data::DataLoader loader_;
-  std::optional<tapedeck::data::DataLoader::Iterator> batch_;
+  tapedeck::data::DeviceLoader batches_;
+  std::optional<tapedeck::data::DeviceLoader::Iterator> batch_;
+  tapedeck::CapturedStep train_;
   std::int64_t length_, steps_ = 0;
   bool whole_ = true;
 };

@@ -64,6 +64,12 @@ bool DeviceLoader::next() {
   return current_.has_value();
 }
 
+void DeviceLoader::seek(std::int64_t epoch, std::int64_t position) {
+  loader_.seek(epoch, position);
+  epoch_ = epoch;
+  position_ = position;
+}
+
 DeviceLoader::Iterator DeviceLoader::begin() {
   source_.reset();  // ends the loop before this one
   current_.reset();

@@ -36,7 +36,7 @@ class DeviceLoader {
   /// Where the loop stands, as DataLoader's: it does not count what was only copied.
   std::int64_t epoch() const { return epoch_; }
   std::int64_t position() const { return position_; }
-  void seek(std::int64_t epoch, std::int64_t position = 0) { loader_.seek(epoch, position); }
+  void seek(std::int64_t epoch, std::int64_t position = 0);
 
   /// The rest of the epoch that seek() named, or the next one. One loop runs at a time.
   Iterator begin();
