@@ -195,19 +195,16 @@ bool is_regular(const Plan& p, int kh, int kw, int step, int tap) {
   return true;
 }
 
-/// The arguments, or `strip` 0 where shared memory is too small.
-DepthwiseArguments arguments_of(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
-                                const Tensor& to) {
+/// The arguments but for tensors and strides, or `strip` 0 where shared memory is too small.
+DepthwiseArguments arguments_of(const ConvTranspose2dGeometry& g, bool transposed, DType dtype) {
   DepthwiseArguments a{};
-  a.plan = Plan(g, transposed, static_cast<int>(size_of(to.dtype())));
-  a.plan.from = conv_gemm::ImageStrides(from.strides());
-  a.plan.to = conv_gemm::ImageStrides(to.strides());
-  a.to_channels = static_cast<int>(to.size(1));
+  a.plan = Plan(g, transposed, static_cast<int>(size_of(dtype)));
+  a.to_channels = static_cast<int>(transposed ? g.co : g.ci);
   a.multiplier = transposed ? static_cast<int>(g.group_co()) : 1;
-  a.to_w = static_cast<int>(to.size(3));
+  a.to_w = static_cast<int>(transposed ? g.w.out : g.w.in);
   const Reach h(a.plan.h), w(a.plan.w);
   a.low_h = h.low, a.low_w = w.low;
-  const std::int64_t bytes = to.dtype() == DType::float64 ? 8 : 4;
+  const std::int64_t bytes = dtype == DType::float64 ? 8 : 4;
   const std::int64_t rest = bytes * g.h.kernel * g.w.kernel + std::int64_t{sizeof(Column)} * a.to_w;
   const std::int64_t pitch = w.high - w.low + 1 + (std::int64_t{w.most} - 1) * w.step;
   // Rows that a thread has beyond the strip's last are computed, too, and forgotten.
@@ -227,15 +224,17 @@ DepthwiseArguments arguments_of(const ConvTranspose2dGeometry& g, bool transpose
 
 }  // namespace
 
-bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& to) {
+bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, Layout from, DType dtype) {
   return conv_gemm::fits(g) && g.group_ci() == 1 && (transposed || g.group_co() == 1) &&
-         from.layout() == Layout::nchw && to.count() > 0 && arguments_of(g, transposed, from, to).strip > 0;
+         from == Layout::nchw && g.n > 0 && arguments_of(g, transposed, dtype).strip > 0;
 }
 
 void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to) {
   const DeviceScope scope(to.device());
-  DepthwiseArguments call = arguments_of(g, transposed, from, to);
+  DepthwiseArguments call = arguments_of(g, transposed, to.dtype());
+  call.plan.from = conv_gemm::ImageStrides(from.strides());
+  call.plan.to = conv_gemm::ImageStrides(to.strides());
   call.from = from.raw();
   call.w = w.raw();
   call.bias = bias.defined() ? bias.raw() : nullptr;

@@ -6,13 +6,13 @@
 
 namespace tapedeck::cu {
 
-/// Whether depthwise() can compute a call: the tensor that it reads must be nchw.
-bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& to);
+/// Whether depthwise() can compute a call, `from` and results of these.
+bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, Layout from, DType dtype);
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to);
 
-bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y);
+bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layout y, DType dtype);
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w);
 

@@ -91,14 +91,10 @@ __global__ void __launch_bounds__(kBlock) depthwise_weight_grad_kernel(const __g
       a.parts)[(static_cast<std::int64_t>(blockIdx.y) * a.channels + channel) * taps + threadIdx.x] = sum;
 }
 
-/// The arguments, or `strip` 0 where shared memory is too small.
-Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y) {
+/// The arguments but for tensors and strides, or `strip` 0 where shared memory is too small.
+Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   Arguments a{};
-  a.x = x.raw();
-  a.y = y.raw();
-  a.x_strides = ImageStrides(x.strides());
-  a.y_strides = ImageStrides(y.strides());
   a.n = narrow(g.n), a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
   a.kernel_h = narrow(g.h.kernel), a.kernel_w = narrow(g.w.kernel);
   a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
@@ -109,7 +105,7 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   const auto size = [](const ConvAxis& axis, std::int64_t in) {
     return (in - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
   };
-  const std::int64_t bytes = x.dtype() == DType::float64 ? 8 : 4, pitch = size(g.w, g.w.in);
+  const std::int64_t bytes = dtype == DType::float64 ? 8 : 4, pitch = size(g.w, g.w.in);
   std::int64_t strip = g.h.in;
   while (strip > 0 && size(g.h, strip) * pitch * bytes > kMostBytes) strip /= 2;
   if (strip == 0) return a;
@@ -147,16 +143,19 @@ void launch(Arguments& a, const Tensor& w) {
 
 }  // namespace
 
-bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y) {
-  return conv_gemm::fits(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 &&
-         x.layout() == Layout::nchw && y.layout() == Layout::nchw && x.count() > 0 &&
-         arguments_of(g, x, y).strip > 0;
+bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layout y, DType dtype) {
+  return conv_gemm::fits(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 && x == Layout::nchw &&
+         y == Layout::nchw && g.n > 0 && arguments_of(g, dtype).strip > 0;
 }
 
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w) {
   const DeviceScope scope(w.device());
-  Arguments a = arguments_of(g, x, y);
+  Arguments a = arguments_of(g, w.dtype());
+  a.x = x.raw();
+  a.y = y.raw();
+  a.x_strides = ImageStrides(x.strides());
+  a.y_strides = ImageStrides(y.strides());
   visit_floating("conv", w.dtype(), [&]<class T>() {
     const std::int64_t taps = g.h.kernel * g.w.kernel;
     if (taps <= 9) return launch<T, 9>(a, w);

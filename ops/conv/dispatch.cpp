@@ -209,6 +209,14 @@ std::string to_string(ConvPath path) {
   return "wide";
 }
 
+std::string to_string(const ConvGpuExplanation& e) {
+  char numbers[160];
+  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, workspace %.1f MB, at least %.3f ms",
+                e.flops * 1e-9, e.bytes * 1e-6, e.workspace * 1e-6, e.limit * 1e3);
+  return concat("forward ", e.forward, ", input gradient ", e.input_gradient, ", weight gradient ",
+                e.weight_gradient, "; ", e.phases, " phases, ", e.empty_phases, " empty; ", numbers);
+}
+
 std::string to_string(const ConvExplanation& e) {
   char numbers[80];
   std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB", e.flops * 1e-9, e.bytes * 1e-6);

@@ -1,4 +1,6 @@
 // Which kernel computes the convolution family on a GPU, as kernels.h states.
+#include <algorithm>
+
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
@@ -17,16 +19,15 @@ struct Choice {
   ConvAlgorithm natural = ConvAlgorithm::wgmma;
 };
 
-ConvAlgorithm choose(const ConvTranspose2dGeometry& g, const Tensor& result, const Choice& choice) {
+ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Choice& choice) {
   if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
   ConvAlgorithm a = conv_algorithm();
   const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && choice.depthwise) ||
                      (a == ConvAlgorithm::direct && choice.direct) || a == ConvAlgorithm::simt ||
                      a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
   if (!known) a = choice.natural;
-  if (a == ConvAlgorithm::wgmma && !conv_gemm::has_wgmma(result.device())) a = ConvAlgorithm::tensor;
+  if (a == ConvAlgorithm::wgmma && !has_wgmma) a = ConvAlgorithm::tensor;
   // Matrix products of float64 have no tensor cores here, those of half types nothing else.
-  const DType dtype = result.dtype();
   if ((a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma) && dtype == DType::float64)
     a = ConvAlgorithm::simt;
   if (a == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
@@ -34,34 +35,40 @@ ConvAlgorithm choose(const ConvTranspose2dGeometry& g, const Tensor& result, con
   return a;
 }
 
-ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
-                         const Tensor& to) {
-  Choice choice{direct_fits(g), depthwise_fits(g, transposed, from, to)};
+double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
+  return static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
+         static_cast<double>(size_of(dtype));
+}
+
+ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
+                         Layout to, bool has_wgmma) {
+  Choice choice{direct_fits(g), depthwise_fits(g, transposed, from, dtype)};
+  const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
-  const double bytes =
-      static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
-      static_cast<double>(size_of(to.dtype()));
-  const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
+  const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
   } else if (choice.direct && (transposed || to_channels <= 16) &&
-             (to_channels == 1 ||
-              (to.layout() == Layout::nchw && (to_channels <= 4 || g.flops() < 24 * bytes)))) {
+             (to_channels == 1 || (to == Layout::nchw && little))) {
     choice.natural = ConvAlgorithm::direct;
   }
-  return choose(g, to, choice);
+  return choose(g, dtype, has_wgmma, choice);
+}
+ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
+                         const Tensor& to) {
+  return choose_map(g, transposed, to.dtype(), from.layout(), to.layout(), conv_gemm::has_wgmma(to.device()));
 }
 
-ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                 const Tensor& w) {
-  Choice choice{direct_weight_grad_fits(g), depthwise_weight_grad_fits(g, x, y)};
+ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
+                                 bool has_wgmma) {
+  Choice choice{direct_weight_grad_fits(g), depthwise_weight_grad_fits(g, x, y, dtype)};
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
   } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
     choice.natural = ConvAlgorithm::direct;
   }
-  return choose(g, w, choice);
+  return choose(g, dtype, has_wgmma, choice);
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -110,7 +117,8 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  const ConvAlgorithm algorithm = choose_weight_grad(g, x, y, w);
+  const ConvAlgorithm algorithm =
+      choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device()));
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::depthwise) return depthwise_weight_grad(g, x, y, w);
@@ -120,6 +128,32 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
     }
     conv_gemm::weight_grad<Math>(g, x, y, w);
   });
+}
+
+ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
+  const ConvExplanation host = tapedeck::explain(g, dtype, layout);
+  ConvGpuExplanation e{choose_map(g, true, dtype, layout, layout, has_wgmma),
+                       choose_map(g, false, dtype, layout, layout, has_wgmma),
+                       choose_weight_grad(g, dtype, layout, layout, has_wgmma)};
+  e.phases = host.phases, e.empty_phases = host.empty_phases;
+  e.flops = host.flops, e.bytes = host.bytes;
+  // Wgmma kernels transpose nchw tensors and pack an operand, in two parts at float32's accuracy.
+  const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
+  const auto size = static_cast<double>(size_of(dtype));
+  const double x = static_cast<double>(g.x_shape().count()) * size,
+               w = static_cast<double>(g.weight_shape().count()) * size,
+               y = static_cast<double>(g.y_shape().count()) * size, parts = three ? 2 : 1;
+  const double transposes = layout == Layout::nchw ? 1 : 0;
+  if (e.forward == ConvAlgorithm::wgmma) e.workspace = transposes * x + parts * w;
+  if (e.input_gradient == ConvAlgorithm::wgmma)
+    e.workspace = std::max(e.workspace, transposes * y + parts * w);
+  if (e.weight_gradient == ConvAlgorithm::wgmma)
+    e.workspace = std::max(e.workspace, transposes * y + parts * x);
+  const double rate = dtype == DType::float64   ? 60e12
+                      : dtype != DType::float32 ? 680e12
+                                                : (three ? 353e12 / 3 : 353e12);
+  e.limit = std::max(e.bytes / 4.27e12, e.flops / rate);
+  return e;
 }
 
 }  // namespace tapedeck::cu

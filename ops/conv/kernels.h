@@ -80,6 +80,27 @@ std::string to_string(const ConvExplanation& e);
 ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype = DType::float32,
                         Layout layout = Layout::nchw);
 
+/// What they would do on a GPU, and what that takes at least.
+struct ConvGpuExplanation {
+  ConvAlgorithm forward, input_gradient, weight_gradient;
+  std::int64_t phases = 0, empty_phases = 0;
+  double flops = 0, bytes = 0;  ///< as above
+  double workspace = 0;         ///< about how many bytes the one takes that takes most, beside its tensors
+  /// Seconds that each takes at least on an H200: `bytes` at the bandwidth of a copy (4.27 TB/s), or `flops`
+  /// at the rate of a library's matrix products (TF32 353 TFLOP/s and a third of it for float32's accuracy,
+  /// 680 in 16 bits).
+  double limit = 0;
+};
+
+/// "forward wgmma, input gradient wgmma, weight gradient wgmma; 4 phases, 0 empty; 550.000 GFLOP, 805.3 MB,
+/// workspace 537.0 MB, at least 1.558 ms".
+std::string to_string(const ConvGpuExplanation& e);
+
+namespace cu {
+/// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU.
+ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);
+}  // namespace cu
+
 namespace cpu::reference {
 // Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
