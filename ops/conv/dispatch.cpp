@@ -93,7 +93,8 @@ ConvPath path_of(Lanes lanes) {
 /// The cheapest of the paths that are not excluded.
 template <class F>
 ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, ConvPath otherwise, F cost) {
-  const bool can_planes = layout == Layout::nchw, can_winograd = is_winograd(g.h) && is_winograd(g.w);
+  const bool can_planes = layout == Layout::nchw,
+             can_winograd = dtype != DType::float64 && is_winograd(g.h) && is_winograd(g.w);
   switch (conv_algorithm()) {
     case ConvAlgorithm::windows:
       return otherwise;
@@ -152,7 +153,9 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
                       if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
-                      if (path == ConvPath::winograd) return winograd<T>(g, direction, a, b, start, out);
+                      if constexpr (std::is_same_v<T, float>) {
+                        if (path == ConvPath::winograd) return winograd<T>(g, direction, a, b, start, out);
+                      }
                       windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
 }
@@ -181,7 +184,9 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
-                      if (path == ConvPath::winograd) return winograd_weight_grad<T>(g, a, b, out);
+                      if constexpr (std::is_same_v<T, float>) {
+                        if (path == ConvPath::winograd) return winograd_weight_grad<T>(g, a, b, out);
+                      }
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
                     });

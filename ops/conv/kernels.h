@@ -6,7 +6,8 @@
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
 //   planes       nchw tensors where a model of the costs says so: the lanes are pixels. (correlate.cpp,
 //                pixel_sums.cpp)
-//   winograd     many channels and dilation 1, where the model says so: minimal filtering. (winograd.h)
+//   winograd     many channels and dilation 1, where the model says so, not in float64: minimal filtering
+//                (winograd.h).
 //   thin         few result channels, and more channels that are read: the lanes of vectors are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.
 //   wide         the rest: the lanes are the result channels of a group.

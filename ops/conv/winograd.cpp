@@ -408,7 +408,5 @@ void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tenso
 
 template void winograd<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
                               const Tensor&, const Tensor&);
-template void winograd<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                               const Tensor&, const Tensor&);
 
 }  // namespace tapedeck::cpu

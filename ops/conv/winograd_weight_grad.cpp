@@ -289,7 +289,5 @@ void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
 
 template void winograd_weight_grad<float>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
                                           const Tensor&);
-template void winograd_weight_grad<double>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
-                                           const Tensor&);
 
 }  // namespace tapedeck::cpu

@@ -41,7 +41,7 @@ constexpr Kernels<T> kKernels = {
     .pixel_sums = pixel_sums<T>,
     .split = split<T>,
     .join = join<T>,
-    .winograd = winograd<T>,
+    .winograd = winograd_of<T>(),
     .stream = stream<T>,
 };
 

@@ -143,6 +143,7 @@ struct Kernels {
   void (*pixel_sums)(const PixelSums<T>&);
   void (*split)(const Strided<T>&);
   void (*join)(const Strided<T>&);
+  /// Null for double.
   void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
   /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
   /// after an atomic read-modify-write, as the end of a parallel_for is one.

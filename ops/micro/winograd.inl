@@ -85,3 +85,13 @@ void winograd(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const W
       return winograd<T, WinogradMap::weight_adjoint>(t, taps_h, taps_w);
   }
 }
+
+/// For float only: there is no call for speed in double that would be worth a tenth of these kernels' size.
+template <class T>
+constexpr auto winograd_of() -> void (*)(WinogradMap, std::int64_t, std::int64_t, const WinogradTile<T>&) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return winograd<T>;
+  } else {
+    return nullptr;
+  }
+}
