@@ -1,6 +1,8 @@
 #include <tapedeck/core/error.h>
 
 #include <charconv>
+#include <locale>
+#include <sstream>
 
 namespace tapedeck::detail {
 
@@ -16,8 +18,20 @@ void append_number(std::string& text, T value) {
 void append(std::string& text, std::string_view value) {
   text += value;
 }
+/// The fewest digits, six or more, that make the same number. Not by std::to_chars, whose tables for doubles
+/// alone take 100 KB of a program.
 void append(std::string& text, double value) {
-  append_number(text, value);
+  for (int digits = 6; digits <= 17; ++digits) {
+    std::stringstream stream;
+    stream.imbue(std::locale::classic());
+    stream.precision(digits);
+    stream << value;
+    const std::string number = stream.str();
+    double read = 0;
+    if (digits < 17 && value - value == 0 && !(stream >> read && read == value)) continue;
+    text += number;
+    return;
+  }
 }
 void append(std::string& text, long long value) {
   append_number(text, value);
