@@ -34,7 +34,9 @@ fi
 
 install_dependencies "${kBuildPackages[@]}"
 report_cuda
-say "building (the first time takes a minute or two)"
+# Kernels for a GPU take minutes to build, which would be for nothing without one.
+gpu_found || TAPEDECK_CUDA=OFF
+say "building (the first time takes a minute or two; with a GPU and nvcc more)"
 build release train_decoder
 say "training for $minutes minutes"
 build/release/examples/train_decoder --data sprites --model small --minutes "$minutes" --out "$out"

@@ -59,21 +59,25 @@ install_dependencies() {
     --no-install-recommends -o DPkg::Lock::Timeout=300 "${known[@]}"
 }
 
-# Says what of CUDA is here. This version has CPU kernels only.
+gpu_found() {
+  command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1
+}
+
+# Says what of CUDA is here.
 report_cuda() {
   local found=()
   if command -v nvcc >/dev/null; then
     found+=("nvcc $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')")
   fi
-  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+  if gpu_found; then
     found+=("$(nvidia-smi -L | head -1 | cut -d'(' -f1)")
   fi
   if [ ${#found[@]} -gt 0 ]; then
-    echo "Found $(IFS=,; echo "${found[*]}"). The CUDA backend is built where nvcc is; training uses the CPU in this version."
+    echo "Found $(IFS=,; echo "${found[*]}"). CUDA kernels are built where nvcc is; train_decoder uses them with --device cuda."
   fi
 }
 
-# build <preset> [target...]: configures and builds.
+# build <preset> [target...]: configures and builds; the release with CUDA as TAPEDECK_CUDA says (AUTO).
 build() {
   local preset=$1 root log options=()
   shift
@@ -82,6 +86,7 @@ build() {
     export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
     options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
+  [ "$preset" != release ] || options+=("-DTAPEDECK_CUDA=${TAPEDECK_CUDA:-AUTO}")
   quietly cmake -S "$root" --preset "$preset" ${options[@]+"${options[@]}"}
   quietly cmake --build "$root/build/$preset" ${1:+--target "$@"} -- -k 0  # all errors of a build at once
 }
