@@ -20,9 +20,9 @@ class Ours:
             build = ROOT / "build/cuda"
             for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
                              "-DTAPEDECK_CUDA=ON", "-DTAPEDECK_BENCH=ON"],
-                            ["cmake", "--build", build, "--target", "train_gpu_bench"]):
+                            ["cmake", "--build", build, "--target", "train_bench"]):
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            binary = build / "bench/train_gpu_bench"
+            binary = build / "bench/train_bench"
         self.process = subprocess.Popen([binary], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def measure(self, model, batch, tf32, seconds):
@@ -94,7 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--seconds", type=float, default=1, help="of each measurement")
-    parser.add_argument("--binary", help="train_gpu_bench, built already")
+    parser.add_argument("--binary", help="train_bench, built already")
     parser.add_argument("--commit", help="what it was built from, where there is no git")
     parser.add_argument("--json", help="file to write")
     args = parser.parse_args()

@@ -1,8 +1,11 @@
-// The training steps of compare_gpu_train.py: a VAE's and a DCGAN's decoder with Adam, eager and captured.
+// The training steps of compare_gpu_train.py and compare_cpu_train.py: a VAE's and a DCGAN's decoder with
+// Adam.
 //
-// Reads lines "<vae|dcgan> <batch> <highest|high> <seconds>" and answers each with one line of JSON;
-// "profile <vae|dcgan> <batch> <highest|high> <steps>" prints the tape of the last of some eager steps
-// instead, for ncu, too.
+// Reads lines and answers each with one line of JSON, or with the tape of the last of some steps:
+//   <vae|dcgan> <batch> <highest|high> <seconds>        on the GPU, eager and captured, in that precision
+//   profile <vae|dcgan> <batch> <highest|high> <steps>  the tape of eager steps there; for ncu, too
+//   cpu <vae|dcgan> <batch> <threads> <seconds>         seconds of single steps
+//   cpu profile <vae|dcgan> <batch> <threads> <steps>
 #include <chrono>
 #include <functional>
 #include <iostream>
@@ -55,13 +58,13 @@ struct Training {
   optim::Adam adam;
   Tensor codes, images;
 
-  Training(const std::string& name, std::int64_t batch)
-      : vae(name == "vae"), model(on_gpu(vae ? make_vae() : make_dcgan())), adam(model.parameters(), {}) {
-    codes = randn(vae ? Shape{batch, 20} : Shape{batch, 100, 1, 1}, {.device = kCuda});
-    images = rand(vae ? Shape{batch, 1, 28, 28} : Shape{batch, 3, 64, 64}, {.device = kCuda});
+  Training(const std::string& name, std::int64_t batch, Device device)
+      : vae(name == "vae"), model(on(device, vae ? make_vae() : make_dcgan())), adam(model.parameters(), {}) {
+    codes = randn(vae ? Shape{batch, 20} : Shape{batch, 100, 1, 1}, {.device = device});
+    images = rand(vae ? Shape{batch, 1, 28, 28} : Shape{batch, 3, 64, 64}, {.device = device});
   }
-  static nn::Sequential on_gpu(nn::Sequential made) {
-    made.to(kCuda);
+  static nn::Sequential on(Device device, nn::Sequential made) {
+    made.to(device);
     return made;
   }
 
@@ -97,7 +100,7 @@ void measure(const std::string& name, std::int64_t batch, double seconds) {
   empty_cache(kCuda);
   reset_peak_memory_stats(kCuda);
   std::uint64_t driver_calls = 0;
-  Training training(name, batch);
+  Training training(name, batch, kCuda);
   const std::vector<Tensor> inputs{training.codes, training.images};
   training.step(inputs);
   synchronize(kCuda);
@@ -118,10 +121,22 @@ void measure(const std::string& name, std::int64_t batch, double seconds) {
             << ", \"loss\": " << loss << "}" << std::endl;
 }
 
-void profile(const std::string& name, std::int64_t batch, int steps) {
-  Training training(name, batch);
+void measure_on_cpu(const std::string& name, std::int64_t batch, double seconds) {
+  Training training(name, batch, Device{});
+  training.step({training.codes, training.images});
+  std::cout << "[";
+  for (double begin = now(), end = begin + seconds, next; begin < end; begin = next) {
+    training.step({training.codes, training.images});
+    next = now();
+    std::cout << next - begin << (next < end ? ", " : "");
+  }
+  std::cout << "]" << std::endl;
+}
+
+void profile(const std::string& name, std::int64_t batch, int steps, Device device) {
+  Training training(name, batch, device);
   for (int i = 1; i <= steps; ++i) training.step({training.codes, training.images}, i == steps);
-  synchronize(kCuda);
+  synchronize(device);
   std::cout << std::endl;
 }
 
@@ -130,17 +145,30 @@ void profile(const std::string& name, std::int64_t batch, int steps) {
 int main() {
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream in(line);
-    std::string name, precision;
+    std::string name, how;
     std::int64_t batch = 0;
     double seconds = 0;  // or steps
-    const bool profiles = line.rfind("profile ", 0) == 0;
-    if (profiles) in.ignore(8);
-    if (!(in >> name >> batch >> precision >> seconds) || (name != "vae" && name != "dcgan")) {
-      std::cerr << "train_gpu_bench: cannot read: " << line << "\n";
+    const auto begins_with = [&](const std::string& word) {
+      if (name != word) return false;
+      in >> name;
+      return true;
+    };
+    in >> name;
+    const bool on_cpu = begins_with("cpu"), profiles = begins_with("profile");
+    if (!(in >> batch >> how >> seconds) || (name != "vae" && name != "dcgan")) {
+      std::cerr << "train_bench: cannot read: " << line << "\n";
       return 2;
     }
-    set_float32_precision(precision == "high" ? Precision::high : Precision::highest);
-    profiles ? profile(name, batch, static_cast<int>(seconds)) : measure(name, batch, seconds);
+    if (on_cpu) {
+      set_num_threads(std::stoi(how));
+    } else {
+      set_float32_precision(how == "high" ? Precision::high : Precision::highest);
+    }
+    if (profiles) {
+      profile(name, batch, static_cast<int>(seconds), on_cpu ? Device{} : kCuda);
+    } else {
+      on_cpu ? measure_on_cpu(name, batch, seconds) : measure(name, batch, seconds);
+    }
   }
   return 0;
 }
