@@ -32,7 +32,7 @@ quietly git clone --quiet . "$work/tapedeck"
 (
   cd "$work/tapedeck"
   export CCACHE_DISABLE=1
-  timed cmake --preset release -DTAPEDECK_TESTS=OFF -DTAPEDECK_EXAMPLES=OFF
+  timed cmake --preset release -DTAPEDECK_TESTS=OFF -DTAPEDECK_EXAMPLES=OFF -DTAPEDECK_CUDA=OFF
   timed taskset -c "$cores" cmake --build build/release -j 2
 
   say "a stripped static program that trains a decoder"
