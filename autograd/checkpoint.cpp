@@ -1,8 +1,10 @@
 #include <tapedeck/autograd/checkpoint.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/autocast.h>
 
@@ -41,29 +43,47 @@ class Collector final : public Recorder {
   RecorderScope scope_;
 };
 
+/// What the default generator draws next; of a step that is captured, too.
+struct DrawState {
+  std::uint64_t seed, offset, captured;
+
+  static DrawState present() {
+    Generator& generator = default_generator();
+    return {generator.seed(), generator.offset(), is_capturing() ? detail::captured_draws(generator) : 0};
+  }
+};
+
 /// Sets the default generator back for a scope.
 class ReplayScope {
  public:
-  ReplayScope(std::uint64_t seed, std::uint64_t offset) : present_(default_generator()) {
-    default_generator().set_state(seed, offset);
+  explicit ReplayScope(const DrawState& state)
+      : generator_(default_generator()), draws_(DrawState::present()) {
+    default_generator().set_state(state.seed, state.offset);
+    if (is_capturing()) detail::captured_draws(default_generator()) = state.captured;
   }
-  ~ReplayScope() { default_generator() = present_; }
+  ~ReplayScope() {
+    default_generator() = generator_;
+    if (is_capturing()) {
+      std::uint64_t& made = detail::captured_draws(default_generator());
+      made = std::max(made, draws_.captured);
+    }
+  }
   ReplayScope(const ReplayScope&) = delete;
   ReplayScope& operator=(const ReplayScope&) = delete;
 
  private:
-  Generator present_;
+  const Generator generator_;
+  const DrawState draws_;
 };
 
 /// The inputs are f's own and then what it reaches by captured handles.
 class Checkpoint final : public Op {
  public:
-  Checkpoint(Function f, std::size_t own_inputs, Tensor result, const Generator& before)
+  Checkpoint(Function f, std::size_t own_inputs, Tensor result, const DrawState& before)
       : f_(std::move(f)),
         own_inputs_(own_inputs),
         result_(std::move(result)),
-        seed_(before.seed()),
-        offset_(before.offset()),
+        draws_(before),
         autocast_(Autocast::dtype()) {}
 
   const char* name() const override { return "checkpoint"; }
@@ -79,7 +99,7 @@ class Checkpoint final : public Op {
     Tape tape;
     Variable y;
     {
-      const ReplayScope replay(seed_, offset_);
+      const ReplayScope replay(draws_);
       const Autocast as_then(autocast_);
       y = f_(inputs);
     }
@@ -111,7 +131,7 @@ class Checkpoint final : public Op {
   Function f_;
   std::size_t own_inputs_;
   Tensor result_;
-  std::uint64_t seed_, offset_;
+  DrawState draws_;
   DType autocast_;
 };
 
@@ -122,7 +142,7 @@ Variable checkpoint(const Function& f, const Variables& inputs) {
     check(inputs[i].defined(), "checkpoint: inputs[", i, "] is undefined");
   }
   if (!recording()) return f(inputs);
-  const Generator before = default_generator();
+  const DrawState before = DrawState::present();
   Variables all = inputs;
   Tensor result;
   {

@@ -70,7 +70,8 @@ Tensor replayed_number(Device device, std::function<double()> number) {
   return capturing->place.slice(at, at + 1);
 }
 
-std::uint64_t detail::captured_draw(Generator& generator) {
+/// What is captured of a generator, from its first draw on.
+static detail::Replayed::Draws& captured_generator(Generator& generator) {
   auto& all = capturing->draws;
   auto found = std::find_if(all.begin(), all.end(), [&](const auto& d) { return d.generator == &generator; });
   if (found == all.end()) {
@@ -78,7 +79,16 @@ std::uint64_t detail::captured_draw(Generator& generator) {
     capturing->add([g = &generator] { return std::bit_cast<double>(g->offset()); });
     found = all.insert(all.end(), {&generator, at, 0});
   }
-  return kCapturedDraw | std::uint64_t{found->at} << kDrawBits | found->made++;
+  return *found;
+}
+
+std::uint64_t& detail::captured_draws(Generator& generator) {
+  return captured_generator(generator).made;
+}
+
+std::uint64_t detail::captured_draw(Generator& generator) {
+  Replayed::Draws& draws = captured_generator(generator);
+  return kCapturedDraw | std::uint64_t{draws.at} << kDrawBits | draws.made++;
 }
 
 const double* detail::captured_numbers() {

@@ -43,7 +43,8 @@ struct Replayed;
 /// - may change tensors in place, as optimizers do, but what it replaces (a gradient, a Variable's tensor) is
 ///   not there for the next replay to read: begin with zero_grad();
 /// - must not depend on anything else on the host, whose code does not run: schedulers are stepped outside.
-///   The learning rates of optimizers and the states of generators are read anew at each replay.
+///   The learning rates of optimizers and the states of generators are read anew at each replay; that an
+///   optimizer's momentum or weight decay has changed is an error then.
 /// What it uses, generators and optimizers included, must live as long as the captured step.
 ///
 /// The graph's memory is its own, and is used by nothing else until the captured step is destroyed: results,
@@ -95,6 +96,8 @@ inline constexpr int kDrawBits = 48;
 
 /// The next draw of a generator, while a step is captured.
 std::uint64_t captured_draw(Generator& generator);
+/// How many draws of a generator the step that is captured has made; who sets it back has them made again.
+std::uint64_t& captured_draws(Generator& generator);
 /// Where the numbers of the step that is captured are on the device; null outside.
 const double* captured_numbers();
 

@@ -5,6 +5,7 @@
 
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/index.h>
@@ -112,6 +113,11 @@ Variable ssim(const Variable& x, const Variable& y, const SsimOptions& options) 
   check(x.count() > 0, "ssim: x has shape ", x.shape(),
         "; legal is a batch of 1 or more, of 1 channel or more");
   check(options.sigma > 0, "ssim: sigma ", options.sigma, " is not legal; legal is above 0");
+  // Half types are computed in float32, and under Autocast stay there. Its products would not do: variances
+  // are small differences.
+  const Variable wide_x = detail::widened(x), wide_y = detail::widened(y);
+  const Autocast off(DType::float32);
+  if (wide_x.dtype() != x.dtype() || wide_y.dtype() != y.dtype()) return ssim(wide_x, wide_y, options);
   if (size_of(x.dtype()) == 2) {
     return cast(ssim(cast(x, DType::float32), cast(y, DType::float32), options), x.dtype());
   }

@@ -21,7 +21,7 @@ namespace tapedeck {
 
 /// Until the scope ends, on this thread:
 /// - linear, matmul and the convolutions cast float32 inputs to `dtype`;
-/// - losses, softmax and reductions cast inputs of half types to float32;
+/// - losses, softmax, sums, means and variances cast inputs of half types to float32;
 /// - arithmetic of two floating types is done in the wider one;
 /// - everything else runs in the type of its input; norms of half inputs take float32 parameters.
 /// `float32` switches an outer scope off; tapes do so while they are walked. Throws Error for float64 and

@@ -131,7 +131,7 @@ Variable compare(const char* name, Comparison kind, const Variable& x, double va
     return Tensor::full(x.shape(), answer, {DType::uint8, x.device(), x.tensor().layout()});
   }
   if (below != value) kind = less ? Comparison::le : Comparison::gt;
-  const Tensor whole = Tensor::from<std::int64_t>({static_cast<std::int64_t>(below)}, {}).to(x.device());
+  const Tensor whole = Tensor::full({}, below, {DType::int64, x.device()});  // a captured step copies nothing
   return call<Compare>({x.tensor().to(DType::int64), whole}, name, kind);
 }
 

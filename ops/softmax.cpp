@@ -67,7 +67,7 @@ struct LogSumExp final : Op {
   Variables backward(const OpContext& context, const Variables& gy) override {
     const DType dtype = context.input_options(0).dtype, wide = widened(dtype);
     const Variable x = cast(context.input(0), wide);
-    if (x.count() == 0) return {};
+    if (x.count() == 0) return {Tensor::empty_like(context.input(0).tensor())};
     const Tensor m = Tensor::empty(dims_.kept, x.tensor().options());
     TAPEDECK_KERNEL(m.device(), extreme)(Extreme::max, x.tensor(), m);
     const Variable zero = Tensor::zeros({}, {wide, m.device()}), one = zero + 1.0;

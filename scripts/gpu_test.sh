@@ -63,6 +63,9 @@ export -f check
 export logs limit binaries
 
 if [ "$tools" != none ]; then
+  for word in "${words[@]}"; do
+    "$binaries/${word}_test" --gtest_list_tests >/dev/null || { echo "${word}_test does not list its tests"; failed=1; }
+  done
   for tool in ${tools//,/ }; do
     for word in "${words[@]}"; do
       "$binaries/${word}_test" --gtest_list_tests |

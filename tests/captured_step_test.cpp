@@ -158,6 +158,29 @@ TEST_F(CudaCapturedStep, ReadsSeedsAnew) {
   EXPECT_NE(other.losses, eager.losses);
 }
 
+TEST_F(CudaCapturedStep, DrawsAgainInCheckpoints) {
+  const Tensor labels = Tensor::from<std::int64_t>({1, 0, 3, 2}, {4}).to(kCuda);
+  const auto train = [&](bool captured) {
+    manual_seed(3);
+    const Variable w = Variable::parameter(Tensor::full({4, 50}, 1, {.device = kCuda}));
+    const auto run = [&](const Tensors& x) -> Tensors {
+      Tape tape;
+      const Variable y =
+          checkpoint([](const Variables& v) { return dropout(v[0] * v[0], 0.5, true); }, {w * x[0]});
+      const Variable loss = nn::cross_entropy(y, x[1]);
+      return {loss.tensor(), tape.gradient(loss, {w})[0].tensor()};
+    };
+    CapturedStep step(kCuda, run);
+    std::vector<std::vector<double>> all;
+    for (int i = 0; i < 6; ++i) {
+      const Tensors x{Tensor::full({4, 50}, 1 + i, {.device = kCuda}), labels};
+      for (const Tensor& result : captured ? step(x) : run(x)) all.push_back(result.to_vector<double>());
+    }
+    return all;
+  };
+  EXPECT_EQ(train(true), train(false));
+}
+
 TEST_F(CudaCapturedStep, RunsThenCapturesThenReplays) {
   int calls = 0;
   CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors {

@@ -106,6 +106,16 @@ TEST(Autocast, GradientsAreThoseOfFloat32UpToRounding) {
   }
 }
 
+TEST(Autocast, SsimIsThatOfFloat32) {
+  const Variable x = numbers({2, 3, 16, 16}), y = x * 0.9 + 0.01;
+  const double outside = nn::ssim(x, y).item();
+  const Autocast scope(DType::bfloat16);
+  EXPECT_EQ(nn::ssim(x, y).item(), outside);
+  const Variable half = cast(x, DType::bfloat16), wide = cast(half, DType::float32);
+  EXPECT_EQ(nn::ssim(half, half * 0.5).dtype(), DType::float32);
+  EXPECT_EQ(nn::ssim(half, y).item(), nn::ssim(wide, y).item());
+}
+
 TEST(Autocast, BatchNormTakesFloat32Parameters) {
   const Tensor x = numbers({4, 3, 5, 5}), gy = numbers({4, 3, 5, 5});
   const auto run = [&](DType dtype) {

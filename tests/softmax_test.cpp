@@ -158,6 +158,13 @@ TEST(Softmax, Nothing) {
   EXPECT_EQ(logsumexp(Tensor::full({}, 3), {}).item(), 3);
 }
 
+TEST(LogSumExp, OfNothingHasAGradientOfNothing) {
+  const Variable x = Variable::parameter(Tensor::zeros({0, 3}));
+  Tape tape;
+  const Variable y = logsumexp(x, {1});
+  EXPECT_EQ(tape.gradient(sum(y), {x})[0].shape(), (Shape{0, 3}));
+}
+
 TEST(Softmax, SameBitsForEveryThreadCountAndInstructionSet) {
   const int threads = num_threads();
   for (const Shape& shape : {Shape{301, 1009}, Shape{20001, 10}}) {

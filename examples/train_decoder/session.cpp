@@ -63,6 +63,7 @@ struct Meter {
   static Meter from(const Tensor& tensor) {
     const auto values = tensor.to_vector<double>();
     check(values.size() == 5, "checkpoint: meter is not 5 numbers");
+    check(values[2] >= 0 && values[2] < 0x1p53, "checkpoint: meter counts ", values[2], " steps");
     return {values[0], values[1], static_cast<std::int64_t>(values[2]), values[3], values[4]};
   }
 };

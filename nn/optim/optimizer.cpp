@@ -76,7 +76,13 @@ void Optimizer::step(const Tensor& skip) {
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (OptimizerBatch& batch : all[g]) {
-      batch.lr = replayed_number(batch.parameters[0].device(), [this, g] { return groups_[g].lr; });
+      const double momentum = groups_[g].momentum, weight_decay = groups_[g].weight_decay;
+      batch.lr = replayed_number(batch.parameters[0].device(), [this, g, momentum, weight_decay] {
+        check(groups_[g].momentum == momentum && groups_[g].weight_decay == weight_decay,
+              "optimizer: momentum or weight_decay of group ", g,
+              " has changed since its step was captured; only learning rates can");
+        return groups_[g].lr;
+      });
       update(groups_[g], batch);
     }
   }
