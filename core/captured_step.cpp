@@ -119,6 +119,7 @@ std::vector<Tensor> CapturedStep::operator()(const std::vector<Tensor>& inputs) 
   if (seen != entries_.end() && memory_ == nullptr) memory_ = TAPEDECK_KERNEL(device, new_graph)(context_);
   if (seen == entries_.end() || memory_ == nullptr) {
     std::vector<Tensor> there;
+    there.reserve(inputs.size());
     for (const Tensor& x : inputs) there.push_back(x.to(device));
     std::vector<Tensor> outputs = function_(there);
     entries_.try_emplace(key);

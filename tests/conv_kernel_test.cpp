@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -181,10 +180,13 @@ Tensor plain_loop(const Tensor& x, const Tensor& w, const ConvTranspose2dOptions
 }
 
 TEST(ConvKernels, ErrorsAreNoLargerThanAPlainLoops) {  // but for chance
-  for (const auto& [k, stride, padding] : {std::array{4, 2, 1}, {3, 1, 1}, {3, 2, 1}, {7, 1, 3}, {5, 2, 2}}) {
+  struct Layer {
+    int kernel, stride, padding;
+  };
+  for (const Layer& l : {Layer{4, 2, 1}, {3, 1, 1}, {3, 2, 1}, {7, 1, 3}, {5, 2, 2}}) {
     manual_seed(5);
-    const ConvTranspose2dOptions options{.stride = stride, .padding = padding};
-    const Tensor x = randn({2, 128, 9, 9}), w = randn({128, 64, k, k});
+    const ConvTranspose2dOptions options{.stride = l.stride, .padding = l.padding};
+    const Tensor x = randn({2, 128, 9, 9}), w = randn({128, 64, l.kernel, l.kernel});
     set_conv_algorithm(ConvAlgorithm::reference);
     const Tensor exact = conv_transpose2d(x.to(DType::float64), w.to(DType::float64), {}, options).tensor();
     const auto rms = [&](const Tensor& y) {
@@ -196,7 +198,7 @@ TEST(ConvKernels, ErrorsAreNoLargerThanAPlainLoops) {  // but for chance
     const double plain = rms(plain_loop(x, w, options));
     for_each_path([&] {
       const double ours = rms(conv_transpose2d(x, w, {}, options).tensor());
-      EXPECT_LT(ours, 1.1 * plain) << "kernel " << k << ", stride " << stride;
+      EXPECT_LT(ours, 1.1 * plain) << "kernel " << l.kernel << ", stride " << l.stride;
     });
   }
 }

@@ -99,7 +99,7 @@ inline bool fits(const ConvTranspose2dGeometry& g) {
   }
   const std::int64_t most = std::numeric_limits<std::int32_t>::max();
   const std::int64_t x_plane = g.h.in * g.w.in, y_plane = g.h.out * g.w.out;
-  const auto below = [most](std::int64_t a, std::int64_t b) { return b == 0 || a <= most / b; };
+  const auto below = [](std::int64_t a, std::int64_t b) { return b == 0 || a <= most / b; };
   return g.groups < 65536 && below(x_plane, g.ci) && below(y_plane, g.co) && below(x_plane, g.n) &&
          below(y_plane, g.n) && below(g.h.kernel * g.w.kernel * g.group_co(), g.ci) &&
          below(g.h.kernel * g.w.kernel, g.ci) && below(g.h.kernel * g.w.kernel, g.co);
