@@ -123,6 +123,7 @@ class Winograd {
 
   /// Panels of mapped weights: [point of a source][channel][lane].
   void map_weights() {
+    if (all_points_ == 0) return;  // no tap reaches a result
     const std::int64_t channels = map_.from_channels, taps = map_.taps();
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
     weights_ = Scratch<T>(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
@@ -306,6 +307,10 @@ class Winograd {
   void multiply(const Chunk& chunk, const Panel& p, const Memory& memory) const {
     const Phase& phase = chunk.phase;
     const std::int64_t channels = map_.from_channels;
+    if (phase.parts.empty()) {
+      std::fill_n(memory.products, phase.products() * product_step(chunk.count, p.width), T(0));
+      return;
+    }
     micro::Rows<T> task{};
     task.a = memory.points;
     task.a_step = depth_;
