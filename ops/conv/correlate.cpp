@@ -51,19 +51,25 @@ class Correlate {
       std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
       const Scratch<T> results(kernels_.plane_rows * result_channel());
       const Scratch<T> joined(w_.to);
+      std::vector<const void*> lines;
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
         band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
                    planes.data());
+        lines.clear();
+        if (i + 1 < end) {
+          band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
+                                  next.row, lines);
+        }
         const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
         for (std::int64_t part = 0; part < parts; ++part) {
           const std::int64_t panel = part / steps, done = part % steps * step_rows_;
           const std::int64_t rows = std::min(step_rows_, item.rows - done), row = item.row + done;
           const std::int64_t first = first_channel(panel), channels = first_channel(panel + 1) - first;
           const std::int64_t channel = item.group * map_.to_channels + first;
-          band_.template prefetch<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
-                                     next.row, part, parts);
-          compute(channel, channels, rows, planes.data() + done * band_.pitch, results.data());
+          const auto all = static_cast<std::int64_t>(lines.size()), asked = all * part / parts;
+          compute(channel, channels, rows, planes.data() + done * band_.pitch,
+                  {lines.data() + asked, all * (part + 1) / parts - asked}, results.data());
           for (std::int64_t t = 0; t < channels; ++t) {
             write(results.data() + t * result_channel(), channel + t,
                   to_.data<T>() + (item.n * to_.size(1) + channel + t) * h_.to * w_.to, row * h_.to_step,
@@ -146,16 +152,24 @@ class Correlate {
 
   /// Results of all phases: [t][phase][row][pitch].
   void compute(std::int64_t channel, std::int64_t channels, std::int64_t rows, const T* planes,
-               T* results) const {
+               const micro::Ahead& ahead, T* results) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
     for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
       const std::int64_t begin = begins_[phase];
       if (h_.phases[phase / w_.phases.size()].taps.empty()) continue;
-      kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin,
-                          begins_[phase + 1] - begin, bias_ == nullptr ? nullptr : bias_ + channel,
-                          results + static_cast<std::int64_t>(phase) * result_phase(), result_channel(),
-                          channels, (rows - 1) * band_.pitch + w_.count});
+      const std::int64_t asked = depth == 0 ? 0 : ahead.count * begin / depth;
+      const std::int64_t until = depth == 0 ? 0 : ahead.count * begins_[phase + 1] / depth;
+      kernels_.correlate({weights + begin * channels,
+                          planes,
+                          offsets_.data() + begin,
+                          begins_[phase + 1] - begin,
+                          bias_ == nullptr ? nullptr : bias_ + channel,
+                          results + static_cast<std::int64_t>(phase) * result_phase(),
+                          result_channel(),
+                          channels,
+                          (rows - 1) * band_.pitch + w_.count,
+                          {ahead.lines + asked, until - asked}});
     }
   }
 

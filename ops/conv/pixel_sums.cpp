@@ -23,7 +23,6 @@ namespace {
 
 constexpr std::int64_t kPlaneBytes = 384 << 10;     // of x and y, in the cache of a core
 constexpr std::int64_t kTogetherBytes = 128 << 10;  // of images that are summed together
-constexpr std::int64_t kRows = 4;                   // of sums that are computed at a time
 constexpr std::int64_t kParts = 16;                 // of each sum, if there is one group
 constexpr std::int64_t kPartBytes = 8 << 20;        // of all parts
 
@@ -75,6 +74,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
     const Scratch<T> planes(together * y_image), rows(together * x_image);
     std::fill_n(planes.data(), together * y_image, T(0));
     std::fill_n(rows.data(), together * x_image, T(0));
+    std::vector<const void*> lines;
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
       T* const out = sums + part * w.count() + group * read * columns;
@@ -93,19 +93,25 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
           }
         }
         const std::int64_t whole = (count * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
-        // Few rows at a time, and some of the next band on its way into the cache beside them.
-        const std::int64_t next = std::min(item + 1, items * (part + 1) / parts - 1);
-        const std::int64_t steps = (read + kRows - 1) / kRows;
-        for (std::int64_t step = 0; step < steps; ++step) {
-          const std::int64_t f = step * kRows;
-          if (together == 1) {
-            band.template prefetch<T>(y, next / bands, group * g.group_co(), g.group_co(),
-                                      next % bands * band.rows, step, steps);
-          }
-          kernels.pixel_sums({rows.data() + f * x_channel, x_channel, planes.data(), offsets.data(),
-                              out + f * columns, columns, std::min(kRows, read - f), columns, whole, images,
-                              x_image, y_image});
+        const std::int64_t next = item + 1;
+        lines.clear();
+        if (together == 1 && next < items * (part + 1) / parts) {
+          band.template lines<T>(y, next / bands, group * g.group_co(), g.group_co(),
+                                 next % bands * band.rows, lines);
         }
+        kernels.pixel_sums({rows.data(),
+                            x_channel,
+                            planes.data(),
+                            offsets.data(),
+                            out,
+                            columns,
+                            read,
+                            columns,
+                            whole,
+                            images,
+                            x_image,
+                            y_image,
+                            {lines.data(), static_cast<std::int64_t>(lines.size())}});
       }
     }
   });

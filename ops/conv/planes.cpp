@@ -27,15 +27,24 @@ PlaneAxis::PlaneAxis(const ConvAxis& a, Direction direction)
     if (phases[static_cast<std::size_t>(phase)].count == 0) continue;
     const std::int64_t shift = ConvAxis::floor_div(at, from_step), read = at - shift * from_step;
     phases[static_cast<std::size_t>(phase)].taps.push_back({k, read, shift});
-    planes.push_back(read);
+    planes.push_back({read, shift, shift});
     first = std::min(first, shift);
     last = std::max(last, shift);
   }
-  std::sort(planes.begin(), planes.end());
-  planes.erase(std::unique(planes.begin(), planes.end()), planes.end());
+  std::sort(planes.begin(), planes.end(), [](const Plane& p, const Plane& q) { return p.phase < q.phase; });
+  std::size_t count_of_planes = 0;
+  for (const Plane& p : planes) {  // one of each phase
+    if (count_of_planes == 0 || planes[count_of_planes - 1].phase != p.phase) planes[count_of_planes++] = p;
+    Plane& kept = planes[count_of_planes - 1];
+    kept.first = std::min(kept.first, p.first);
+    kept.last = std::max(kept.last, p.last);
+  }
+  planes.resize(count_of_planes);
   for (PlanePhase& phase : phases) {
     for (PlaneTap& t : phase.taps) {
-      t.plane = std::lower_bound(planes.begin(), planes.end(), t.plane) - planes.begin();
+      std::int64_t index = 0;
+      while (planes[static_cast<std::size_t>(index)].phase != t.plane) ++index;
+      t.plane = index;
     }
   }
 }
@@ -44,8 +53,12 @@ PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int6
     : h(h_axis), w(w_axis), rows(row_count), origin(w.first) {
   const std::int64_t read = ConvAxis::ceil_div(w.from, w.from_step);
   pitch = std::max(read, w.count + w.last) - origin;
-  plane = (rows + h.last - h.first) * pitch;
-  channel = static_cast<std::int64_t>(h.planes.size() * w.planes.size()) * plane;
+  std::int64_t all = 0;
+  for (const Plane& p : h.planes) {
+    rows_before.push_back(all);
+    all += rows_of(p);
+  }
+  channel = all * static_cast<std::int64_t>(w.planes.size()) * pitch;
 }
 
 template <class T>
@@ -53,24 +66,23 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
                      std::int64_t row, T* to) const {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t whole = w.from / w.from_step, rest = w.from % w.from_step;
-  const std::int64_t all = rows + h.last - h.first, top = row + h.first;  // rows of a plane and their first
   const auto wide = static_cast<std::int64_t>(w.planes.size());
-  std::vector<std::int64_t> offsets(static_cast<std::size_t>(w.from_step), -1);
-  for (std::int64_t k = 0; k < wide; ++k) {
-    offsets[static_cast<std::size_t>(w.planes[static_cast<std::size_t>(k)])] = k * plane;
-  }
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(w.from_step));
   const std::int64_t copied = channel == 0 ? 0 : channels;  // without taps on an axis there are no planes
   for (std::int64_t c = 0; c < copied; ++c) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
-    for (std::int64_t r : h.planes) {
+    for (const Plane& p : h.planes) {
+      const std::int64_t all = rows_of(p), top = row + p.first, plane = all * pitch;
       const std::int64_t begin = std::clamp<std::int64_t>(-top, 0, all);
       const std::int64_t end =
-          std::clamp<std::int64_t>(ConvAxis::ceil_div(h.from - r, h.from_step) - top, begin, all);
+          std::clamp<std::int64_t>(ConvAxis::ceil_div(h.from - p.phase, h.from_step) - top, begin, all);
+      std::fill(offsets.begin(), offsets.end(), -1);
       for (std::int64_t k = 0; k < wide; ++k) {
         std::fill_n(to + k * plane, begin * pitch, T(0));
         std::fill(to + k * plane + end * pitch, to + (k + 1) * plane, T(0));
+        offsets[static_cast<std::size_t>(w.planes[static_cast<std::size_t>(k)].phase)] = k * plane;
       }
-      const T* in = image + ((top + begin) * h.from_step + r) * w.from;
+      const T* in = image + ((top + begin) * h.from_step + p.phase) * w.from;
       T* out = to + begin * pitch - origin;
       const std::int64_t in_row = h.from_step * w.from;
       kernels.split({in, out, offsets.data(), w.from_step, whole, end - begin, in_row, pitch});
@@ -86,17 +98,18 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
 }
 
 template <class T>
-void PlaneBand::prefetch(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
-                         std::int64_t row, std::int64_t part, std::int64_t parts) const {
+void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
+                      std::int64_t row, std::vector<const void*>& to) const {
   constexpr std::int64_t kLine = 64 / sizeof(T);
-  const auto read = static_cast<std::int64_t>(h.planes.size());
-  const std::int64_t rows_of_plane = rows + h.last - h.first, all = channels * rows_of_plane * read;
-  for (std::int64_t i = all * part / parts; i < all * (part + 1) / parts; ++i) {
-    const std::int64_t c = i / read / rows_of_plane, m = i / read % rows_of_plane;
-    const std::int64_t at = (row + h.first + m) * h.from_step + h.planes[static_cast<std::size_t>(i % read)];
-    if (at < 0 || at >= h.from) continue;
-    const T* in = from.data<T>() + ((n * from.size(1) + first + c) * h.from + at) * w.from;
-    for (std::int64_t k = 0; k < w.from; k += kLine) __builtin_prefetch(in + k, 0, 2);
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
+    for (const Plane& p : h.planes) {
+      for (std::int64_t m = row + p.first; m < row + p.first + rows_of(p); ++m) {
+        const std::int64_t at = m * h.from_step + p.phase;
+        if (at < 0 || at >= h.from) continue;
+        for (std::int64_t k = 0; k < w.from; k += kLine) to.push_back(image + at * w.from + k);
+      }
+    }
   }
 }
 
@@ -105,9 +118,9 @@ template void PlaneBand::load<float>(const Tensor&, std::int64_t, std::int64_t, 
 template void PlaneBand::load<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                       double*) const;
 
-template void PlaneBand::prefetch<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t,
-                                         std::int64_t, std::int64_t, std::int64_t) const;
-template void PlaneBand::prefetch<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t,
-                                          std::int64_t, std::int64_t, std::int64_t) const;
+template void PlaneBand::lines<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                      std::vector<const void*>&) const;
+template void PlaneBand::lines<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                       std::vector<const void*>&) const;
 
 }  // namespace tapedeck::cpu

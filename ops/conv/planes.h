@@ -26,6 +26,11 @@ struct PlaneTap {
   std::int64_t tap, plane, shift;
 };
 
+/// A phase of `from`, and the least and the largest shift of the taps that read it.
+struct Plane {
+  std::int64_t phase, first, last;
+};
+
 /// Results m*to_step + phase, m < count, read element m + shift of a plane.
 struct PlanePhase {
   std::int64_t count;
@@ -37,7 +42,7 @@ struct PlaneAxis {
 
   std::int64_t from, to;  // sizes
   std::int64_t from_step, to_step;
-  std::vector<std::int64_t> planes;  // the phases of `from` that any tap reads
+  std::vector<Plane> planes;         // that any tap reads
   std::vector<PlanePhase> phases;    // to_step of them
   std::int64_t count = 0;            // most results of a phase
   std::int64_t first = 0, last = 0;  // shifts
@@ -50,14 +55,19 @@ struct PlaneBand {
 
   const PlaneAxis& h;
   const PlaneAxis& w;
-  std::int64_t rows;            // of results
-  std::int64_t origin, pitch;   // column 0 and the number of columns
-  std::int64_t plane, channel;  // elements
+  std::int64_t rows;                      // of results
+  std::int64_t origin, pitch;             // column 0 and the number of columns
+  std::int64_t channel = 0;               // elements
+  std::vector<std::int64_t> rows_before;  // of a plane of h: rows of those before it
 
+  std::int64_t rows_of(const Plane& plane) const { return rows + plane.last - plane.first; }
   /// Where tap (kh, kw) of results begins.
   std::int64_t offset(const PlaneTap& kh, const PlaneTap& kw) const {
-    const auto wide = static_cast<std::int64_t>(w.planes.size());
-    return (kh.plane * wide + kw.plane) * plane + (kh.shift - h.first) * pitch + kw.shift - origin;
+    const Plane& plane = h.planes[static_cast<std::size_t>(kh.plane)];
+    const std::int64_t row =
+        rows_before[static_cast<std::size_t>(kh.plane)] * static_cast<std::int64_t>(w.planes.size()) +
+        kw.plane * rows_of(plane) + kh.shift - plane.first;
+    return row * pitch + kw.shift - origin;
   }
   /// Elements that so many channels take, and that vectors may reach beyond.
   template <class T>
@@ -70,11 +80,11 @@ struct PlaneBand {
   template <class T>
   void load(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
             T* to) const;
-  /// Asks for part `part` of `parts` of what the same load would read, so that memory works while the
-  /// multipliers do: one load after the other left each idle in turn.
+  /// The lines of memory that the same load would read, for kernels to ask for while they compute what was
+  /// loaded before: otherwise memory and the multipliers would leave each other idle in turn.
   template <class T>
-  void prefetch(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
-                std::int64_t row, std::int64_t part, std::int64_t parts) const;
+  void lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
+             std::vector<const void*>& to) const;
 };
 
 }  // namespace tapedeck::cpu

@@ -71,6 +71,13 @@ struct Transpose {
   const std::int64_t* offsets;
 };
 
+/// Addresses that a kernel asks its caches for while it computes, evenly: what is read next is on its way
+/// then, which a processor does not see by itself where rows are short or far apart.
+struct Ahead {
+  const void* const* lines = nullptr;
+  std::int64_t count = 0;
+};
+
 /// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows, p < count.
 /// Whole vectors of b are read and of C written: up to plane_slack elements after the last.
 template <class T>
@@ -84,6 +91,7 @@ struct Correlation {
   std::int64_t c_step;
   std::int64_t rows;  // at most plane_rows
   std::int64_t count;
+  Ahead ahead = {};
 };
 
 /// C[m,j] += the sum over p < count of a[m*a_step + p] * b[offsets[j] + p] for m < rows, j < columns; count
@@ -98,6 +106,7 @@ struct PixelSums {
   std::int64_t c_step;
   std::int64_t rows, columns, count;
   std::int64_t images, a_image, b_image;
+  Ahead ahead = {};
 };
 
 /// Phases of rows for r < step, i < count: for kernels.split out[offsets[r] + i] = in[i*step + r], except

@@ -8,8 +8,29 @@ constexpr int kPlaneVectors = (TAPEDECK_MICRO_REGISTERS - 1) / (M + 1) < 8
                                   : 8;
 constexpr int kPlaneRows = TAPEDECK_MICRO_REGISTERS == 32 ? 8 : 4;
 
+/// Asks for what an Ahead says, in so many equal spells; between them are kSpell steps of a loop.
+class Asking {
+ public:
+  Asking(const Ahead& ahead, std::int64_t spells)
+      : next_(ahead.lines),
+        end_(ahead.lines + ahead.count),
+        lines_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells) {}
+  void spell() {
+    const void* const* const until = end_ - next_ < lines_ ? end_ : next_ + lines_;
+    for (; next_ != until; ++next_) __builtin_prefetch(*next_, 0, 2);
+  }
+
+ private:
+  const void *const *next_, *const *end_;
+  std::int64_t lines_;
+};
+constexpr std::int64_t kSpell = 8;
+inline std::int64_t spells(std::int64_t steps) {
+  return (steps + kSpell - 1) / kSpell;
+}
+
 template <class T, int M, int V>
-void correlate_tile(const Correlation<T>& t, std::int64_t first) {
+void correlate_tile(const Correlation<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
   Vector<T> sums[M][V];
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -17,13 +38,17 @@ void correlate_tile(const Correlation<T>& t, std::int64_t first) {
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = start;
   }
   const T *a = t.a, *b = t.b + first;
-  for (const std::int64_t *offset = t.offsets, *end = offset + t.depth; offset != end; ++offset, a += M) {
-    const T* row = b + *offset;
-    Vector<T> pixels[V];
-    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) pixels[v] = load(row + v * L);
-    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-      const Vector<T> x = broadcast(a[m]);
-      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * pixels[v];
+  for (const std::int64_t *offset = t.offsets, *end = offset + t.depth; offset != end;) {
+    asking.spell();
+    for (const std::int64_t* stop = end - offset < kSpell ? end : offset + kSpell; offset != stop;
+         ++offset, a += M) {
+      const T* row = b + *offset;
+      Vector<T> pixels[V];
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) pixels[v] = load(row + v * L);
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+        const Vector<T> x = broadcast(a[m]);
+        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * pixels[v];
+      }
     }
   }
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -35,8 +60,10 @@ template <class T>
 void correlate(const Correlation<T>& t) {
   constexpr int L = kLanes<T>;
   with_constant<kPlaneRows>(t.rows, [&]<int M>() {
+    const std::int64_t vectors = (t.count + L - 1) / L;
+    Asking asking(t.ahead, (vectors + kPlaneVectors<M> - 1) / kPlaneVectors<M> * spells(t.depth));
     for_each_tile<kPlaneVectors<M>>(
-        (t.count + L - 1) / L, [&]<int V>(std::int64_t first) { correlate_tile<T, M, V>(t, first * L); });
+        vectors, [&]<int V>(std::int64_t first) { correlate_tile<T, M, V>(t, first * L, asking); });
   });
 }
 
@@ -48,19 +75,22 @@ constexpr int kSumColumns = (TAPEDECK_MICRO_REGISTERS - 2) / M - 1 < 12
                                 : 12;
 
 template <class T, int M, int J>
-void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t column) {
+void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t column, Asking& asking) {
   constexpr int L = kLanes<T>, kGroups = (M * J + L - 1) / L;
   const T* a = t.a + row * t.a_step;
   const T* b[J];
   TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] = t.b + t.offsets[column + j];
   Vector<T> sums[M * J] = {};
   for (std::int64_t image = 0; image < t.images; ++image, a += t.a_image) {
-    for (std::int64_t p = 0; p < t.count; p += L) {
-      Vector<T> x[M];
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
-      TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
-        const Vector<T> y = load(b[j] + p);
-        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+    for (std::int64_t p = 0; p < t.count;) {
+      asking.spell();
+      for (const std::int64_t stop = t.count - p < kSpell * L ? t.count : p + kSpell * L; p < stop; p += L) {
+        Vector<T> x[M];
+        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
+        TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
+          const Vector<T> y = load(b[j] + p);
+          TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+        }
       }
     }
     TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] += t.b_image;
@@ -80,8 +110,12 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
 
 template <class T>
 void pixel_sums(const PixelSums<T>& t) {
+  const std::int64_t steps = t.images * spells((t.count + kLanes<T> - 1) / kLanes<T>);
   for_each_tile<kSumRows>(t.rows, [&]<int M>(std::int64_t row) {
+    const std::int64_t asked = t.ahead.count * row / t.rows, until = t.ahead.count * (row + M) / t.rows;
+    Asking asking({t.ahead.lines + asked, until - asked},
+                  steps * ((t.columns + kSumColumns<M> - 1) / kSumColumns<M>));
     for_each_tile<kSumColumns<M>>(
-        t.columns, [&]<int J>(std::int64_t column) { pixel_sums_tile<T, M, J>(t, row, column); });
+        t.columns, [&]<int J>(std::int64_t column) { pixel_sums_tile<T, M, J>(t, row, column, asking); });
   });
 }
