@@ -38,7 +38,10 @@ class Correlate {
         kernels_(micro::kernels<T>()),
         panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
         past_caches_(to.bytes() >= kStreamBytes),
+        is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows()),
+        dense_(band_),
+        pitch_(is_dense_ ? w_.count : band_.pitch),
         bands_((h_.count + band_.rows - 1) / band_.rows),
         step_rows_(step_rows()) {
     for (std::int64_t r = 0; r < w_.to_step; ++r) phases_.push_back(r * result_phase());
@@ -49,6 +52,7 @@ class Correlate {
     parallel_for(map_.n * map_.groups * bands_, 1, [&](std::int64_t begin, std::int64_t end) {
       const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
       std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
+      const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
       const Scratch<T> results(kernels_.plane_rows * result_channel());
       const Scratch<T> joined(w_.to);
       std::vector<const void*> lines;
@@ -56,6 +60,7 @@ class Correlate {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
         band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
                    planes.data());
+        if (is_dense_) dense_.load(planes.data(), map_.from_channels, dense.data());
         lines.clear();
         if (i + 1 < end) {
           band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
@@ -68,11 +73,17 @@ class Correlate {
           const std::int64_t first = first_channel(panel), channels = first_channel(panel + 1) - first;
           const std::int64_t channel = item.group * map_.to_channels + first;
           const auto all = static_cast<std::int64_t>(lines.size()), asked = all * part / parts;
-          compute(channel, channels, rows, planes.data() + done * band_.pitch,
-                  {lines.data() + asked, all * (part + 1) / parts - asked}, results.data());
+          const micro::Ahead ahead{lines.data() + asked, all * (part + 1) / parts - asked};
+          const T* read = (is_dense_ ? dense.data() : planes.data()) + done * pitch_;
+          const std::int64_t plane = h_.to * w_.to;
+          T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
+          if (is_dense_ && !past_caches_) {
+            compute(channel, channels, rows, read, ahead, to + row * w_.to, plane);
+            continue;
+          }
+          compute(channel, channels, rows, read, ahead, results.data(), result_channel());
           for (std::int64_t t = 0; t < channels; ++t) {
-            write(results.data() + t * result_channel(), channel + t,
-                  to_.data<T>() + (item.n * to_.size(1) + channel + t) * h_.to * w_.to, row * h_.to_step,
+            write(results.data() + t * result_channel(), channel + t, to + t * plane, row * h_.to_step,
                   std::min(h_.to, (row + rows) * h_.to_step), joined.data());
           }
         }
@@ -93,15 +104,16 @@ class Correlate {
   /// Elements of the results of a channel and of one of its phases.
   std::int64_t result_phase() const {
     const std::int64_t lanes = kernels_.lanes;  // aligned stores are cheaper
-    return (step_rows_ * band_.pitch + lanes - 1) / lanes * lanes + kernels_.plane_slack;
+    return (step_rows_ * pitch_ + lanes - 1) / lanes * lanes + kernels_.plane_slack;
   }
   std::int64_t result_channel() const { return h_.to_step * w_.to_step * result_phase(); }
 
   /// Rows of a band: as many as the caches hold, but enough bands for the threads, all nearly equal.
   std::int64_t band_rows() const {
     const auto fit = [&](std::int64_t rows) {
-      return map_.from_channels * PlaneBand(h_, w_, rows).channel * static_cast<std::int64_t>(sizeof(T)) <=
-             kPlaneBytes;
+      const PlaneBand band(h_, w_, rows);
+      const std::int64_t channel = band.channel + (is_dense_ ? DenseBand(band).channel : 0);
+      return map_.from_channels * channel * static_cast<std::int64_t>(sizeof(T)) <= kPlaneBytes;
     };
     std::int64_t rows = 1;
     while (rows < h_.count && fit(rows + 1)) ++rows;
@@ -111,7 +123,7 @@ class Correlate {
   }
 
   std::int64_t step_rows() const {
-    const std::int64_t row = h_.to_step * w_.to_step * band_.pitch * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t row = h_.to_step * w_.to_step * pitch_ * static_cast<std::int64_t>(sizeof(T));
     return std::clamp<std::int64_t>(kResultBytes / row, 1, band_.rows);
   }
 
@@ -125,7 +137,8 @@ class Correlate {
         for (std::int64_t f = 0; f < map_.from_channels; ++f) {
           for (const PlaneTap& kh : h.taps) {
             for (const PlaneTap& kw : v.taps) {
-              offsets_.push_back(f * band_.channel + band_.offset(kh, kw));
+              offsets_.push_back(is_dense_ ? f * dense_.channel + dense_.offset(kh, &kw - v.taps.data())
+                                           : f * band_.channel + band_.offset(kh, kw));
               places.push_back(map_.weight_index(0, f, 0, kh.tap * kernel_w_ + kw.tap));
             }
           }
@@ -150,9 +163,9 @@ class Correlate {
                  });
   }
 
-  /// Results of all phases: [t][phase][row][pitch].
+  /// Results of all phases: [t][phase][row][pitch], channels `step` apart.
   void compute(std::int64_t channel, std::int64_t channels, std::int64_t rows, const T* planes,
-               const micro::Ahead& ahead, T* results) const {
+               const micro::Ahead& ahead, T* results, std::int64_t step) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
     for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
@@ -166,9 +179,9 @@ class Correlate {
                           begins_[phase + 1] - begin,
                           bias_ == nullptr ? nullptr : bias_ + channel,
                           results + static_cast<std::int64_t>(phase) * result_phase(),
-                          result_channel(),
+                          step,
                           channels,
-                          (rows - 1) * band_.pitch + w_.count,
+                          (rows - 1) * pitch_ + w_.count,
                           {ahead.lines + asked, until - asked}});
     }
   }
@@ -184,14 +197,18 @@ class Correlate {
       T* const out = to + (row + r) * w_.to;
       const bool empty = h_.phases[static_cast<std::size_t>(r)].taps.empty();
       if (!past_caches_ && !empty) {
-        kernels_.join({in, out, phases_.data(), w_.to_step, whole, rows, band_.pitch, to_row});
+        kernels_.join({in, out, phases_.data(), w_.to_step, whole, rows, pitch_, to_row});
         for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
-          add_rest(in + m * band_.pitch, out + m * to_row, whole, rest);
+          add_rest(in + m * pitch_, out + m * to_row, whole, rest);
         }
         continue;
       }
+      if (is_dense_ && !empty) {
+        kernels_.stream(out, in, rows * w_.to);
+        continue;
+      }
       if (empty) std::fill_n(joined, w_.to, bias_ == nullptr ? T(0) : bias_[channel]);
-      for (std::int64_t m = 0; m < rows; ++m, in += band_.pitch) {
+      for (std::int64_t m = 0; m < rows; ++m, in += pitch_) {
         const T* line = joined;
         if (!empty && w_.to_step > 1) {
           kernels_.join({in, joined, phases_.data(), w_.to_step, whole});
@@ -222,7 +239,10 @@ class Correlate {
   const micro::Kernels<T>& kernels_;
   const std::int64_t panels_;  // of result channels of a group
   const bool past_caches_;
+  const bool is_dense_;
   const PlaneBand band_;
+  const DenseBand dense_;
+  const std::int64_t pitch_;                    // of results
   const std::int64_t bands_;                    // of an image
   const std::int64_t step_rows_;                // that are computed before they are written
   std::vector<std::int64_t> phases_;            // of a row of results

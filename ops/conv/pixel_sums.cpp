@@ -27,10 +27,12 @@ constexpr std::int64_t kParts = 16;                 // of each sum, if there is 
 constexpr std::int64_t kPartBytes = 8 << 20;        // of all parts
 
 template <class T>
-std::int64_t band_rows(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w) {
+std::int64_t band_rows(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w,
+                       bool is_dense) {
   const auto fit = [&](std::int64_t rows) {
     const PlaneBand band(h, w, rows);
-    return (g.group_co() * band.channel + g.group_ci() * rows * band.pitch) *
+    const std::int64_t y_channel = is_dense ? DenseBand(band).channel : band.channel;
+    return (g.group_co() * y_channel + g.group_ci() * rows * band.pitch) *
                static_cast<std::int64_t>(sizeof(T)) <=
            kPlaneBytes;
   };
@@ -46,19 +48,25 @@ template <class T>
 void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const auto& kernels = micro::kernels<T>();
   const PlaneAxis h_axis(g.h, Direction::plain), w_axis(g.w, Direction::plain);
-  const PlaneBand band(h_axis, w_axis, band_rows<T>(g, h_axis, w_axis));
+  const bool is_dense = DenseBand::is_worth_it(h_axis, w_axis, g.group_co(), g.group_ci());
+  const PlaneBand band(h_axis, w_axis, band_rows<T>(g, h_axis, w_axis, is_dense));
+  const DenseBand dense(band);
   const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
   const std::int64_t read = g.group_ci(), columns = g.group_co() * g.h.kernel * g.w.kernel;
   const std::int64_t x_channel = (band.rows * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
   std::vector<std::int64_t> offsets;
   for (std::int64_t t = 0; t < g.group_co(); ++t) {
     for (const PlaneTap& kh : h_axis.phases[0].taps) {
-      for (const PlaneTap& kw : w_axis.phases[0].taps)
-        offsets.push_back(t * band.channel + band.offset(kh, kw));
+      for (const PlaneTap& kw : w_axis.phases[0].taps) {
+        offsets.push_back(is_dense ? t * dense.channel + dense.offset(kh, &kw - dense.taps.data())
+                                   : t * band.channel + band.offset(kh, kw));
+      }
     }
   }
 
-  const std::int64_t y_image = band.template elements<T>(g.group_co()), x_image = read * x_channel;
+  const std::int64_t y_planes = band.template elements<T>(g.group_co());
+  const std::int64_t y_image = is_dense ? g.group_co() * dense.channel : y_planes;
+  const std::int64_t x_image = read * x_channel, x_plane = g.h.in * g.w.in;
   const std::int64_t most_parts = std::max<std::int64_t>(
       1, std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())));
   const std::int64_t together =  // images of an item
@@ -71,9 +79,10 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
   T* const sums = parts == 1 ? w.data<T>() : partial.data();
   const std::int64_t nowhere_else = 0;  // the one phase of x
   parallel_for(parts * g.groups, 1, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> planes(together * y_image), rows(together * x_image);
-    std::fill_n(planes.data(), together * y_image, T(0));
-    std::fill_n(rows.data(), together * x_image, T(0));
+    const Scratch<T> planes(is_dense ? y_planes : together * y_planes);
+    const Scratch<T> rows(is_dense ? together * y_image : together * x_image);  // of dense y, or of x
+    std::fill_n(planes.data(), is_dense ? y_planes : together * y_planes, T(0));
+    if (!is_dense) std::fill_n(rows.data(), together * x_image, T(0));
     std::vector<const void*> lines;
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
@@ -84,34 +93,36 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
         const std::int64_t images = std::min(together, g.n - first),
                            count = std::min(band.rows, g.h.in - row);
         for (std::int64_t n = 0; n < images; ++n) {
-          band.load(y, first + n, group * g.group_co(), g.group_co(), row, planes.data() + n * y_image);
+          T* const image = planes.data() + (is_dense ? 0 : n * y_image);
+          band.load(y, first + n, group * g.group_co(), g.group_co(), row, image);
+          if (is_dense) {
+            dense.load(image, g.group_co(), rows.data() + n * y_image);
+            continue;
+          }
           for (std::int64_t f = 0; f < read; ++f) {
-            const T* in = x.data<T>() + (((first + n) * g.ci + group * read + f) * g.h.in + row) * g.w.in;
+            const T* in = x.data<T>() + ((first + n) * g.ci + group * read + f) * x_plane + row * g.w.in;
             T* to = rows.data() + n * x_image + f * x_channel;
             kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
-            std::fill(to + count * band.pitch, to + x_channel, T(0));
           }
         }
-        const std::int64_t whole = (count * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
         const std::int64_t next = item + 1;
         lines.clear();
         if (together == 1 && next < items * (part + 1) / parts) {
           band.template lines<T>(y, next / bands, group * g.group_co(), g.group_co(),
                                  next % bands * band.rows, lines);
         }
-        kernels.pixel_sums({rows.data(),
-                            x_channel,
-                            planes.data(),
-                            offsets.data(),
-                            out,
-                            columns,
-                            read,
-                            columns,
-                            whole,
-                            images,
-                            x_image,
-                            y_image,
-                            {lines.data(), static_cast<std::int64_t>(lines.size())}});
+        micro::PixelSums<T> task{rows.data(), x_channel, planes.data(), offsets.data(),     out,
+                                 columns,     read,      columns,       count * band.pitch, images,
+                                 x_image,     y_image};
+        if (is_dense) {
+          task.a = x.data<T>() + (first * g.ci + group * read) * x_plane + row * g.w.in;
+          task.a_step = x_plane;
+          task.a_image = g.ci * x_plane;
+          task.b = rows.data();
+          task.count = count * g.w.in;
+        }
+        task.ahead = {lines.data(), static_cast<std::int64_t>(lines.size())};
+        kernels.pixel_sums(task);
       }
     }
   });

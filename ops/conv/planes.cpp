@@ -53,12 +53,11 @@ PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int6
     : h(h_axis), w(w_axis), rows(row_count), origin(w.first) {
   const std::int64_t read = ConvAxis::ceil_div(w.from, w.from_step);
   pitch = std::max(read, w.count + w.last) - origin;
-  std::int64_t all = 0;
   for (const Plane& p : h.planes) {
-    rows_before.push_back(all);
-    all += rows_of(p);
+    rows_before.push_back(all_rows);
+    all_rows += rows_of(p);
   }
-  channel = all * static_cast<std::int64_t>(w.planes.size()) * pitch;
+  channel = all_rows * static_cast<std::int64_t>(w.planes.size()) * pitch;
 }
 
 template <class T>
@@ -113,10 +112,48 @@ void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, st
   }
 }
 
+DenseBand::DenseBand(const PlaneBand& b)
+    : band(b),
+      taps(b.w.phases[0].taps),
+      channel(b.all_rows * static_cast<std::int64_t>(taps.size()) * b.w.count) {}
+
+bool DenseBand::is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels,
+                            std::int64_t others) {
+  const auto copies = static_cast<std::int64_t>(h.planes.size() * w.phases[0].taps.size());
+  return h.to_step == 1 && w.to_step == 1 && copies > 0 && channels * copies <= others;
+}
+
+std::int64_t DenseBand::offset(const PlaneTap& kh, std::int64_t kw) const {
+  const Plane& plane = band.h.planes[static_cast<std::size_t>(kh.plane)];
+  const std::int64_t before = band.rows_before[static_cast<std::size_t>(kh.plane)];
+  return (before * static_cast<std::int64_t>(taps.size()) + kw * band.rows_of(plane) + kh.shift -
+          plane.first) *
+         band.w.count;
+}
+
+template <class T>
+void DenseBand::load(const T* planes, std::int64_t channels, T* to) const {
+  const std::int64_t one = 0;  // phase
+  for (std::int64_t c = 0; c < channels; ++c) {
+    for (std::size_t k = 0; k < band.h.planes.size(); ++k) {
+      const PlaneTap first_row{0, static_cast<std::int64_t>(k), band.h.planes[k].first};
+      for (std::size_t kw = 0; kw < taps.size(); ++kw) {
+        micro::kernels<T>().split({planes + c * band.channel + band.offset(first_row, taps[kw]),
+                                   to + c * channel + offset(first_row, static_cast<std::int64_t>(kw)), &one,
+                                   1, band.w.count, band.rows_of(band.h.planes[k]), band.pitch,
+                                   band.w.count});
+      }
+    }
+  }
+}
+
 template void PlaneBand::load<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                      float*) const;
 template void PlaneBand::load<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                       double*) const;
+
+template void DenseBand::load<float>(const float*, std::int64_t, float*) const;
+template void DenseBand::load<double>(const double*, std::int64_t, double*) const;
 
 template void PlaneBand::lines<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                       std::vector<const void*>&) const;

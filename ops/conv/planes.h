@@ -57,6 +57,7 @@ struct PlaneBand {
   const PlaneAxis& w;
   std::int64_t rows;                      // of results
   std::int64_t origin, pitch;             // column 0 and the number of columns
+  std::int64_t all_rows = 0;              // of the planes of h
   std::int64_t channel = 0;               // elements
   std::vector<std::int64_t> rows_before;  // of a plane of h: rows of those before it
 
@@ -85,6 +86,25 @@ struct PlaneBand {
   template <class T>
   void lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
              std::vector<const void*>& to) const;
+};
+
+/// The planes of a band once more for each tap of a row of the kernel, without columns between the rows:
+/// [channel][phase h][tap][row][count]. Results of unit step then have no gaps either and are computed where
+/// they belong, or read from there. Worth it for few channels that meet many.
+struct DenseBand {
+  explicit DenseBand(const PlaneBand& band);
+
+  /// Whether it costs less than the gaps of `others` channels that so many channels meet.
+  static bool is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels, std::int64_t others);
+
+  const PlaneBand& band;
+  const std::vector<PlaneTap>& taps;
+  std::int64_t channel;  // elements
+
+  /// Where tap (kh, taps[kw]) of results begins.
+  std::int64_t offset(const PlaneTap& kh, std::int64_t kw) const;
+  template <class T>
+  void load(const T* planes, std::int64_t channels, T* to) const;
 };
 
 }  // namespace tapedeck::cpu

@@ -79,7 +79,7 @@ struct Ahead {
 };
 
 /// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows, p < count.
-/// Whole vectors of b are read and of C written: up to plane_slack elements after the last.
+/// Whole vectors of b are read: up to plane_slack elements after the last.
 template <class T>
 struct Correlation {
   const T* a;
@@ -94,8 +94,7 @@ struct Correlation {
   Ahead ahead = {};
 };
 
-/// C[m,j] += the sum over p < count of a[m*a_step + p] * b[offsets[j] + p] for m < rows, j < columns; count
-/// is in whole vectors.
+/// C[m,j] += the sum over p < count of a[m*a_step + p] * b[offsets[j] + p] for m < rows, j < columns.
 template <class T>
 struct PixelSums {
   const T* a;

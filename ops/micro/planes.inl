@@ -51,8 +51,11 @@ void correlate_tile(const Correlation<T>& t, std::int64_t first, Asking& asking)
       }
     }
   }
+  const std::int64_t last = t.count - first - (V - 1) * L;  // elements of the last vector
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) store(t.c + m * t.c_step + first + v * L, sums[m][v]);
+    T* c = t.c + m * t.c_step + first;
+    TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) store(c + v * L, sums[m][v]);
+    store(c + (V - 1) * L, sums[m][V - 1], last < L ? last : L);
   }
 }
 
@@ -82,17 +85,22 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
   TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] = t.b + t.offsets[column + j];
   Vector<T> sums[M * J] = {};
   for (std::int64_t image = 0; image < t.images; ++image, a += t.a_image) {
-    for (std::int64_t p = 0; p < t.count;) {
+    const auto add = [&](std::int64_t p, std::int64_t n) {
+      Vector<T> x[M];
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p, n);
+      TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
+        const Vector<T> y = load(b[j] + p, n);
+        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
+      }
+    };
+    std::int64_t p = 0;
+    for (const std::int64_t whole = t.count / L * L; p < whole;) {
       asking.spell();
-      for (const std::int64_t stop = t.count - p < kSpell * L ? t.count : p + kSpell * L; p < stop; p += L) {
-        Vector<T> x[M];
-        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p);
-        TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
-          const Vector<T> y = load(b[j] + p);
-          TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
-        }
+      for (const std::int64_t stop = whole - p < kSpell * L ? whole : p + kSpell * L; p < stop; p += L) {
+        add(p, L);
       }
     }
+    if (p < t.count) add(p, t.count - p);
     TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] += t.b_image;
   }
   T results[kGroups * L];
@@ -110,7 +118,7 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
 
 template <class T>
 void pixel_sums(const PixelSums<T>& t) {
-  const std::int64_t steps = t.images * spells((t.count + kLanes<T> - 1) / kLanes<T>);
+  const std::int64_t steps = t.images * spells(t.count / kLanes<T>);
   for_each_tile<kSumRows>(t.rows, [&]<int M>(std::int64_t row) {
     const std::int64_t asked = t.ahead.count * row / t.rows, until = t.ahead.count * (row + M) / t.rows;
     Asking asking({t.ahead.lines + asked, until - asked},
