@@ -24,22 +24,33 @@ namespace {
 constexpr std::int64_t kPlaneBytes = 384 << 10;     // of x and y, in the cache of a core
 constexpr std::int64_t kTogetherBytes = 128 << 10;  // of images that are summed together
 constexpr std::int64_t kParts = 16;                 // of each sum, if there is one group
-constexpr std::int64_t kPartBytes = 8 << 20;        // of all parts
+constexpr std::int64_t kLongSum = 1024;             // pixels
+constexpr std::int64_t kFewChannels = 4;
+constexpr std::int64_t kPartBytes = 8 << 20;  // of all parts
+
+/// Bands of so many rows, for which so many channels of y are copied at a time: all of them, if sums over as
+/// many pixels as fit the cache beside them are long enough to pay for their ends.
+struct Blocks {
+  std::int64_t rows, channels;
+};
 
 template <class T>
-std::int64_t band_rows(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w,
-                       bool is_dense) {
+Blocks blocks(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w, bool is_dense) {
+  Blocks b{1, g.group_co()};
   const auto fit = [&](std::int64_t rows) {
     const PlaneBand band(h, w, rows);
     const std::int64_t y_channel = is_dense ? DenseBand(band).channel : band.channel;
-    return (g.group_co() * y_channel + g.group_ci() * rows * band.pitch) *
+    return (b.channels * y_channel + g.group_ci() * rows * band.pitch) *
                static_cast<std::int64_t>(sizeof(T)) <=
            kPlaneBytes;
   };
-  std::int64_t rows = 1;
-  while (rows < g.h.in && fit(rows + 1)) ++rows;
-  const std::int64_t bands = (g.h.in + rows - 1) / rows;
-  return (g.h.in + bands - 1) / bands;
+  for (;; b.channels = (b.channels + 1) / 2) {
+    while (b.rows < g.h.in && fit(b.rows + 1)) ++b.rows;
+    if (b.rows == g.h.in || b.rows * g.w.in >= kLongSum || b.channels <= kFewChannels) break;
+  }
+  const std::int64_t bands = (g.h.in + b.rows - 1) / b.rows;
+  b.rows = (g.h.in + bands - 1) / bands;
+  return b;
 }
 
 }  // namespace
@@ -49,13 +60,14 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
   const auto& kernels = micro::kernels<T>();
   const PlaneAxis h_axis(g.h, Direction::plain), w_axis(g.w, Direction::plain);
   const bool is_dense = DenseBand::is_worth_it(h_axis, w_axis, g.group_co(), g.group_ci());
-  const PlaneBand band(h_axis, w_axis, band_rows<T>(g, h_axis, w_axis, is_dense));
+  const auto [band_rows, block] = blocks<T>(g, h_axis, w_axis, is_dense);
+  const PlaneBand band(h_axis, w_axis, band_rows);
   const DenseBand dense(band);
   const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
-  const std::int64_t read = g.group_ci(), columns = g.group_co() * g.h.kernel * g.w.kernel;
+  const std::int64_t read = g.group_ci(), taps = g.h.kernel * g.w.kernel, columns = g.group_co() * taps;
   const std::int64_t x_channel = (band.rows * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
   std::vector<std::int64_t> offsets;
-  for (std::int64_t t = 0; t < g.group_co(); ++t) {
+  for (std::int64_t t = 0; t < block; ++t) {
     for (const PlaneTap& kh : h_axis.phases[0].taps) {
       for (const PlaneTap& kw : w_axis.phases[0].taps) {
         offsets.push_back(is_dense ? t * dense.channel + dense.offset(kh, &kw - dense.taps.data())
@@ -64,8 +76,8 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
     }
   }
 
-  const std::int64_t y_planes = band.template elements<T>(g.group_co());
-  const std::int64_t y_image = is_dense ? g.group_co() * dense.channel : y_planes;
+  const std::int64_t y_planes = band.template elements<T>(block);
+  const std::int64_t y_image = is_dense ? block * dense.channel : y_planes;
   const std::int64_t x_image = read * x_channel, x_plane = g.h.in * g.w.in;
   const std::int64_t most_parts = std::max<std::int64_t>(
       1, std::min(kParts / g.groups, kPartBytes / static_cast<std::int64_t>(w.bytes())));
@@ -92,37 +104,39 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
         const std::int64_t first = item / bands * together, row = item % bands * band.rows;
         const std::int64_t images = std::min(together, g.n - first),
                            count = std::min(band.rows, g.h.in - row);
-        for (std::int64_t n = 0; n < images; ++n) {
-          T* const image = planes.data() + (is_dense ? 0 : n * y_image);
-          band.load(y, first + n, group * g.group_co(), g.group_co(), row, image);
+        for (std::int64_t k = 0; !is_dense && k < images * read; ++k) {
+          const std::int64_t n = k / read, f = k % read;
+          const T* in = x.data<T>() + ((first + n) * g.ci + group * read + f) * x_plane + row * g.w.in;
+          T* to = rows.data() + n * x_image + f * x_channel;
+          kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
+        }
+        for (std::int64_t t = 0; t < g.group_co(); t += block) {
+          const std::int64_t channels = std::min(block, g.group_co() - t);
+          for (std::int64_t n = 0; n < images; ++n) {
+            T* const image = planes.data() + (is_dense ? 0 : n * y_image);
+            band.load(y, first + n, group * g.group_co() + t, channels, row, image);
+            if (is_dense) dense.load(image, channels, rows.data() + n * y_image);
+          }
+          lines.clear();
+          const bool last = t + block >= g.group_co();
+          const std::int64_t next = last ? item + 1 : item, next_t = last ? 0 : t + block;
+          if (together == 1 && next < items * (part + 1) / parts) {
+            band.template lines<T>(y, next / bands, group * g.group_co() + next_t,
+                                   std::min(block, g.group_co() - next_t), next % bands * band.rows, lines);
+          }
+          micro::PixelSums<T> task{rows.data(),        x_channel, planes.data(), offsets.data(),
+                                   out + t * taps,     columns,   read,          channels * taps,
+                                   count * band.pitch, images,    x_image,       y_image};
           if (is_dense) {
-            dense.load(image, g.group_co(), rows.data() + n * y_image);
-            continue;
+            task.a = x.data<T>() + (first * g.ci + group * read) * x_plane + row * g.w.in;
+            task.a_step = x_plane;
+            task.a_image = g.ci * x_plane;
+            task.b = rows.data();
+            task.count = count * g.w.in;
           }
-          for (std::int64_t f = 0; f < read; ++f) {
-            const T* in = x.data<T>() + ((first + n) * g.ci + group * read + f) * x_plane + row * g.w.in;
-            T* to = rows.data() + n * x_image + f * x_channel;
-            kernels.split({in, to, &nowhere_else, 1, g.w.in, count, g.w.in, band.pitch});
-          }
+          task.ahead = {lines.data(), static_cast<std::int64_t>(lines.size())};
+          kernels.pixel_sums(task);
         }
-        const std::int64_t next = item + 1;
-        lines.clear();
-        if (together == 1 && next < items * (part + 1) / parts) {
-          band.template lines<T>(y, next / bands, group * g.group_co(), g.group_co(),
-                                 next % bands * band.rows, lines);
-        }
-        micro::PixelSums<T> task{rows.data(), x_channel, planes.data(), offsets.data(),     out,
-                                 columns,     read,      columns,       count * band.pitch, images,
-                                 x_image,     y_image};
-        if (is_dense) {
-          task.a = x.data<T>() + (first * g.ci + group * read) * x_plane + row * g.w.in;
-          task.a_step = x_plane;
-          task.a_image = g.ci * x_plane;
-          task.b = rows.data();
-          task.count = count * g.w.in;
-        }
-        task.ahead = {lines.data(), static_cast<std::int64_t>(lines.size())};
-        kernels.pixel_sums(task);
       }
     }
   });
