@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
@@ -35,7 +36,7 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
   const auto& kernels = micro::kernels<T>();
   // Rows of an image that are copied at once: whole planes have equal steps in both axes.
   const bool whole = like.h_step == w * like.w_step;
-  const std::int64_t band = whole ? std::min<std::int64_t>(h, (255 + w) / w) : 1,
+  const std::int64_t band = whole ? std::min<std::int64_t>(h, (1023 + w) / w) : 1,
                      bands = (h + band - 1) / band;
   parallel_for((end - begin) * bands, 1 + (1 << 14) / (c * band * w),
                [&](std::int64_t first, std::int64_t last) {
@@ -53,6 +54,32 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                    }
                  }
                });
+}
+
+/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixel by pixel.
+template <class T>
+void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, T* to) {
+  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
+  const T* image = images.data<T>() + n * c * h * w;
+  if (images.layout() == Layout::nhwc) {
+    std::copy_n(image + row * w * c, rows * w * c, to);
+  } else {
+    micro::kernels<T>().transpose({image + row * w, h * w, c, rows * w, to, c, nullptr});
+  }
+}
+
+/// The lines of memory that the same copy reads, for kernels to ask for before.
+template <class T>
+void lines_of_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows,
+                   std::vector<const void*>& to) {
+  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
+  const T* image = images.data<T>() + n * c * h * w;
+  const bool planar = images.layout() == Layout::nchw;
+  const std::int64_t runs = planar ? c : 1, run = rows * w * (planar ? 1 : c);
+  for (std::int64_t i = 0; i < runs; ++i) {
+    const T* begin = image + i * h * w + row * w * (planar ? 1 : c);
+    for (std::int64_t k = 0; k < run; k += 64 / static_cast<std::int64_t>(sizeof(T))) to.push_back(begin + k);
+  }
 }
 
 /// The same for groups of `read` channels, of which `lanes` channels of another tensor each read all: channel

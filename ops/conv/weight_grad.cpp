@@ -9,8 +9,10 @@
 // [group][kh][kw][row][lane] until the end. Where the row side is y with few channels and dilation_w is 1,
 // the taps of a row of the kernel follow each other in memory and are rows together.
 //
-// Work is split over the sums. Each is added up by one thread, block by block and chunk by chunk of pixels
-// that fit its cache, in an order that depends on the sizes alone.
+// Where the sums are small, work is split into a number of parts of the pixels that depends on the sizes
+// alone. A part copies a chunk of rows at a time to the cache of its core and has sums of its own, which are
+// added in order at the end. Otherwise work is split over the sums: each is added up by one thread, block by
+// block of images that all threads copy together, and chunk by chunk of pixels that fit its cache.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/fast.h>
@@ -31,9 +33,16 @@ struct LanePanel {
   std::int64_t group, first, vectors, row, rows;
 };
 
-/// Part of the images of a block.
+/// Rows of x of some images of a block.
 struct Chunk {
   std::int64_t image, images, row, rows;
+};
+
+/// What is read and added to. Rows and images count from those of a chunk.
+template <class T>
+struct Block {
+  Pixels<T> x, y;
+  T* sums;
 };
 
 template <class T>
@@ -53,23 +62,16 @@ class WeightGrad {
   }
 
   void run() {
-    const std::int64_t count = g_.groups * g_.h.kernel * g_.w.kernel * rows_ * width_;
-    sums_ = Scratch<T>(count);
-    parallel_for(count, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    count_ = g_.groups * g_.h.kernel * g_.w.kernel * rows_ * width_;
+    choose_parts();
+    sums_ = Scratch<T>(parts_ * count_);
+    parallel_for(parts_ * count_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
       std::fill(sums_.data() + begin, sums_.data() + end, T(0));
     });
-    const std::int64_t x_image = x_.count() / g_.n, y_image = y_.count() / g_.n;
-    const bool x_in_place = in_place(x_, lanes_are_x_), y_in_place = in_place(y_, !lanes_are_x_);
-    const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
-    const std::int64_t block =
-        copied == 0 ? g_.n : std::clamp<std::int64_t>(kBlockBytes / (copied * sizeof(T)), 1, g_.n);
-    const Scratch<T> x_copy(x_in_place ? 0 : block * x_image + slack());
-    const Scratch<T> y_copy(y_in_place ? 0 : block * y_image + slack());
-    for (std::int64_t begin = 0; begin < g_.n; begin += block) {
-      const std::int64_t images = std::min(block, g_.n - begin);
-      x_pixels_ = pixels(x_, begin, images, x_in_place, x_copy.data());
-      y_pixels_ = pixels(y_, begin, images, y_in_place, y_copy.data());
-      add(images);
+    if (parts_ > 1) {
+      add_parts();
+    } else {
+      add_blocks();
     }
     write();
   }
@@ -77,7 +79,11 @@ class WeightGrad {
  private:
   static constexpr std::int64_t kBlockBytes = 8 << 20;  // of copied images
   static constexpr std::int64_t kChunkBytes = 384
-                                              << 10;  // of pixels that a thread goes over for all its sums
+                                              << 10;     // of pixels that a thread goes over for all its sums
+  static constexpr std::int64_t kPartBytes = 384 << 10;  // of pixels that a part copies at a time
+  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
+  static constexpr std::int64_t kParts = 8;
+  static constexpr double kFlopsOfSum = 256;  // of each sum of a part, or it is not worth its way
   static constexpr std::int64_t kPanelRows = 64;
   static constexpr std::int64_t kUnitRows = 24;
 
@@ -96,6 +102,103 @@ class WeightGrad {
       copy_pixels(images, begin, begin + count, p, c, copy);
     }
     return p;
+  }
+
+  /// Rows of y that rows [row, row + rows) of x meet.
+  std::int64_t first_of_y(std::int64_t row) const {
+    return std::clamp<std::int64_t>(row * g_.h.stride - g_.h.padding, 0, g_.h.out);
+  }
+  std::int64_t end_of_y(std::int64_t row, std::int64_t rows) const {
+    const std::int64_t last = (row + rows - 1) * g_.h.stride - g_.h.padding;
+    return std::clamp<std::int64_t>(last + (g_.h.kernel - 1) * g_.h.dilation + 1, first_of_y(row), g_.h.out);
+  }
+
+  /// How many parts there are, and the chunks of a part: bands of rows, or several images.
+  void choose_parts() {
+    const auto size = static_cast<std::int64_t>(sizeof(T));
+    const auto bytes = [&](std::int64_t rows) {
+      const std::int64_t y_rows = (rows - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1;
+      return size * (g_.ci * rows * g_.w.in + g_.co * std::min(g_.h.out, y_rows) * g_.w.out);
+    };
+    band_ = g_.h.in;
+    while (band_ > 1 && bytes(band_) > kPartBytes) band_ = (band_ + 1) / 2;
+    bands_ = (g_.h.in + band_ - 1) / band_;
+    together_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band_), 1, g_.n);
+    const std::int64_t most =
+        std::min({kParts, kSumBytes / (count_ * size), g_.n * bands_,
+                  static_cast<std::int64_t>(g_.flops() / kFlopsOfSum / static_cast<double>(count_))});
+    parts_ = bytes(band_) <= 2 * kPartBytes && most >= kParts / 2 ? most : 1;
+  }
+
+  void add_parts() {
+    const bool x_in_place = in_place(x_, lanes_are_x_), y_in_place = in_place(y_, !lanes_are_x_);
+    const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out;
+    const std::int64_t y_rows =
+        std::min(g_.h.out, (band_ - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1);
+    parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> x_copy(x_in_place ? 0 : together_ * band_ * x_row + slack());
+      const Scratch<T> y_copy(y_in_place ? 0 : together_ * y_rows * y_row + slack());
+      std::vector<const void*> lines;
+      for (std::int64_t part = begin; part < end; ++part) {
+        const std::int64_t last = g_.n * bands_ * (part + 1) / parts_;
+        for (std::int64_t i = g_.n * bands_ * part / parts_; i < last; i += together_) {
+          const std::int64_t n = i / bands_, row = i % bands_ * band_;
+          const Chunk chunk{0, std::min(together_, last - i), row, std::min(band_, g_.h.in - row)};
+          Block<T> block{pixels_of<T>(x_), pixels_of<T>(y_), sums_.data() + part * count_};
+          block.x.data += n * block.x.image_step;
+          block.y.data += n * block.y.image_step;
+          const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
+          if (!x_in_place) {
+            block.x.image_step = chunk.rows * x_row;
+            block.x.data = x_copy.data() - row * x_row;
+          }
+          if (!y_in_place) {
+            block.y.image_step = (y_end - y_first) * y_row;
+            block.y.data = y_copy.data() - y_first * y_row;
+          }
+          for (std::int64_t k = 0; k < chunk.images; ++k) {
+            if (!x_in_place) {
+              copy_rows(x_, n + k, row, chunk.rows, x_copy.data() + k * block.x.image_step);
+            }
+            if (!y_in_place) {
+              copy_rows(y_, n + k, y_first, y_end - y_first, y_copy.data() + k * block.y.image_step);
+            }
+          }
+          lines.clear();
+          if (bands_ > 1 && i + 1 < g_.n * bands_ * end / parts_) {
+            const std::int64_t next = (i + 1) / bands_, next_row = (i + 1) % bands_ * band_;
+            const std::int64_t rows = std::min(band_, g_.h.in - next_row),
+                               y_row_of_next = first_of_y(next_row);
+            lines_of_rows<T>(x_, next, next_row, rows, lines);
+            lines_of_rows<T>(y_, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next, lines);
+          }
+          const auto units = static_cast<std::int64_t>(units_.size());
+          const auto all = static_cast<std::int64_t>(lines.size());
+          for (std::int64_t u = 0; u < units; ++u) {
+            const Unit& unit = units_[static_cast<std::size_t>(u)];
+            const std::int64_t asked = all * u / units;
+            add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit,
+                      {lines.data() + asked, all * (u + 1) / units - asked});
+          }
+        }
+      }
+    });
+  }
+
+  void add_blocks() {
+    const std::int64_t x_image = x_.count() / g_.n, y_image = y_.count() / g_.n;
+    const bool x_in_place = in_place(x_, lanes_are_x_), y_in_place = in_place(y_, !lanes_are_x_);
+    const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
+    const std::int64_t images =
+        copied == 0 ? g_.n : std::clamp<std::int64_t>(kBlockBytes / (copied * sizeof(T)), 1, g_.n);
+    const Scratch<T> x_copy(x_in_place ? 0 : images * x_image + slack());
+    const Scratch<T> y_copy(y_in_place ? 0 : images * y_image + slack());
+    for (std::int64_t begin = 0; begin < g_.n; begin += images) {
+      const std::int64_t count = std::min(images, g_.n - begin);
+      add({pixels(x_, begin, count, x_in_place, x_copy.data()),
+           pixels(y_, begin, count, y_in_place, y_copy.data()), sums_.data()},
+          count);
+    }
   }
 
   void make_units() {
@@ -124,7 +227,7 @@ class WeightGrad {
   }
 
   /// Adds the products of a block of images to the sums.
-  void add(std::int64_t images) {
+  void add(const Block<T>& block, std::int64_t images) {
     const double flops = g_.flops() / static_cast<double>(g_.n) * static_cast<double>(images) /
                          static_cast<double>(units_.size());
     parallel_for(static_cast<std::int64_t>(units_.size()), 1 + static_cast<std::int64_t>(2e5 / (flops + 1)),
@@ -136,7 +239,7 @@ class WeightGrad {
                      for_each_chunk(images, panels_[static_cast<std::size_t>(panel)],
                                     [&](const Chunk& chunk) {
                                       for (std::int64_t u = begin; u < last; ++u) {
-                                        add_chunk(chunk, panels_[static_cast<std::size_t>(panel)],
+                                        add_chunk(block, chunk, panels_[static_cast<std::size_t>(panel)],
                                                   units_[static_cast<std::size_t>(u)]);
                                       }
                                     });
@@ -161,7 +264,8 @@ class WeightGrad {
     }
   }
 
-  void add_chunk(const Chunk& chunk, const LanePanel& panel, const Unit& unit) {
+  void add_chunk(const Block<T>& block, const Chunk& chunk, const LanePanel& panel, const Unit& unit,
+                 const micro::Ahead& ahead = {}) const {
     const std::int64_t begin = std::max(chunk.row, g_.h.input_begin(unit.kh));
     const std::int64_t end = std::min(chunk.row + chunk.rows, g_.h.input_end(unit.kh));
     if (begin >= end) return;
@@ -170,24 +274,25 @@ class WeightGrad {
                                  std::int64_t rows) {
       if (count == 0 || rows <= 0) return;
       const std::int64_t cx = panel.group * g_.group_ci(), cy = panel.group * g_.group_co();
-      const T* x = x_pixels_.data + chunk.image * x_pixels_.image_step + begin * x_pixels_.h_step +
-                   iw * x_pixels_.w_step + cx + (lanes_are_x_ ? panel.first : row);
-      const T* y = y_pixels_.data + chunk.image * y_pixels_.image_step +
-                   g_.h.output(begin, unit.kh) * y_pixels_.h_step + g_.w.output(iw, kw) * y_pixels_.w_step +
-                   cy + (lanes_are_x_ ? row : panel.first);
-      const std::int64_t x_step[3] = {x_pixels_.image_step, x_pixels_.h_step, x_pixels_.w_step};
-      const std::int64_t y_step[3] = {y_pixels_.image_step, g_.h.stride * y_pixels_.h_step,
-                                      g_.w.stride * y_pixels_.w_step};
+      const T* x = block.x.data + chunk.image * block.x.image_step + begin * block.x.h_step +
+                   iw * block.x.w_step + cx + (lanes_are_x_ ? panel.first : row);
+      const T* y = block.y.data + chunk.image * block.y.image_step +
+                   g_.h.output(begin, unit.kh) * block.y.h_step + g_.w.output(iw, kw) * block.y.w_step + cy +
+                   (lanes_are_x_ ? row : panel.first);
+      const std::int64_t x_step[3] = {block.x.image_step, block.x.h_step, block.x.w_step};
+      const std::int64_t y_step[3] = {block.y.image_step, g_.h.stride * block.y.h_step,
+                                      g_.w.stride * block.y.w_step};
       micro::Outer<T> task{lanes_are_x_ ? y : x,
                            lanes_are_x_ ? x : y,
                            {chunk.images, end - begin, count},
                            {},
                            {},
-                           sums_.data() + ((taps + kw) * rows_ + row) * width_ + panel.first,
+                           block.sums + ((taps + kw) * rows_ + row) * width_ + panel.first,
                            width_,
                            rows,
                            panel.vectors,
-                           0};
+                           0,
+                           ahead};
       std::copy_n(lanes_are_x_ ? y_step : x_step, 3, task.a_step);
       std::copy_n(lanes_are_x_ ? x_step : y_step, 3, task.b_step);
       kernels_.outer(task);
@@ -204,9 +309,15 @@ class WeightGrad {
     }
   }
 
-  /// w from the sums: [group][tap][row][lane] to [ci][co][tap].
+  /// w from the sums: parts in order, then [group][tap][row][lane] to [ci][co][tap].
   void write() {
     const std::int64_t taps = g_.h.kernel * g_.w.kernel;
+    parallel_for(parts_ > 1 ? count_ : 0, 1 << 12, [&](std::int64_t begin, std::int64_t end) {
+      T* const sums = sums_.data();
+      for (std::int64_t part = 1; part < parts_; ++part) {
+        for (std::int64_t i = begin; i < end; ++i) sums[i] += sums[part * count_ + i];
+      }
+    });
     parallel_for(
         g_.groups * rows_, 1 + (1 << 14) / (taps * columns_), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t i = begin; i < end; ++i) {
@@ -227,8 +338,9 @@ class WeightGrad {
   std::int64_t rows_ = 0, columns_ = 0, width_ = 0;  // channels of a group; width_: columns_ in whole vectors
   std::vector<LanePanel> panels_;
   std::vector<Unit> units_;
+  std::int64_t count_ = 0;                                        // sums
+  std::int64_t parts_ = 1, band_ = 1, bands_ = 1, together_ = 1;  // rows and images of chunks of a part
   Scratch<T> sums_;
-  Pixels<T> x_pixels_, y_pixels_;
 };
 
 }  // namespace

@@ -17,6 +17,13 @@
 
 namespace tapedeck::micro {
 
+/// Addresses that a kernel asks its caches for while it computes, evenly: what is read next is on its way
+/// then, which a processor does not see by itself where rows are short or far apart.
+struct Ahead {
+  const void* const* lines = nullptr;
+  std::int64_t count = 0;
+};
+
 /// A stretch of a contraction: elements a, a+1, ... of a row of A meet rows b/width, b/width + 1, ... of a
 /// panel of that width.
 struct Run {
@@ -57,6 +64,7 @@ struct Outer {
   std::int64_t rows;
   std::int64_t vectors;  // at most max_vectors
   std::int64_t a_row;    // for product_sums
+  Ahead ahead = {};      // not for product_sums
 };
 
 /// out[offset(j) + i] = in[i*in_step + j] for i < rows, j < columns; offset(j) is offsets[j], or
@@ -69,13 +77,6 @@ struct Transpose {
   T* out;
   std::int64_t out_step;
   const std::int64_t* offsets;
-};
-
-/// Addresses that a kernel asks its caches for while it computes, evenly: what is read next is on its way
-/// then, which a processor does not see by itself where rows are short or far apart.
-struct Ahead {
-  const void* const* lines = nullptr;
-  std::int64_t count = 0;
 };
 
 /// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows, p < count.

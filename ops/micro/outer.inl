@@ -2,7 +2,7 @@
 // V vectors of B.
 
 template <class T, int V, int M>
-void outer_tile(const Outer<T>& t, std::int64_t first) {
+void outer_tile(const Outer<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
   T* c = t.c + first * t.c_step;
   Vector<T> sums[M][V];
@@ -13,12 +13,16 @@ void outer_tile(const Outer<T>& t, std::int64_t first) {
     for (std::int64_t j = 0; j < t.counts[1]; ++j) {
       const T* a = t.a + first + i * t.a_step[0] + j * t.a_step[1];
       const T* b = t.b + i * t.b_step[0] + j * t.b_step[1];
-      for (std::int64_t k = 0; k < t.counts[2]; ++k, a += t.a_step[2], b += t.b_step[2]) {
-        Vector<T> lanes[V];
-        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) lanes[v] = load(b + v * L);
-        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-          const Vector<T> x = broadcast(a[m]);
-          TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * lanes[v];
+      for (std::int64_t k = 0; k < t.counts[2];) {
+        asking.spell();
+        for (const std::int64_t stop = t.counts[2] - k < kSpell ? t.counts[2] : k + kSpell; k < stop;
+             ++k, a += t.a_step[2], b += t.b_step[2]) {
+          Vector<T> lanes[V];
+          TAPEDECK_UNROLL for (int v = 0; v < V; ++v) lanes[v] = load(b + v * L);
+          TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+            const Vector<T> x = broadcast(a[m]);
+            TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * lanes[v];
+          }
         }
       }
     }
@@ -31,6 +35,9 @@ void outer_tile(const Outer<T>& t, std::int64_t first) {
 template <class T>
 void outer(const Outer<T>& t) {
   with_constant<kMaxVectors>(t.vectors, [&]<int V>() {
-    for_each_tile<kTileRows<V>>(t.rows, [&]<int M>(std::int64_t first) { outer_tile<T, V, M>(t, first); });
+    const std::int64_t tiles = (t.rows + kTileRows<V> - 1) / kTileRows<V>;
+    Asking asking(t.ahead, tiles * t.counts[0] * t.counts[1] * spells(t.counts[2]));
+    for_each_tile<kTileRows<V>>(t.rows,
+                                [&]<int M>(std::int64_t first) { outer_tile<T, V, M>(t, first, asking); });
   });
 }

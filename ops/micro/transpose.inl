@@ -40,11 +40,13 @@ inline void transpose_block(const T* in, std::int64_t in_step, T* out, Offset of
   }
 }
 
-/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart. The
-/// last blocks overlap their neighbours.
+/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart, and
+/// in stretches whose results stay in the first cache. The last blocks overlap their neighbours. Rows a
+/// multiple of 4 KiB apart share the sets of that cache: no more of them at a time than it has ways.
 template <class T, class Offset>
 inline void transpose_all(const Transpose<T> t, Offset offset) {
-  constexpr std::int64_t B = kBlock<T>, kLine = 64 / sizeof(T);
+  constexpr std::int64_t B = kBlock<T>, kLine = 64 / sizeof(T), kStretch = 8 * kLine,
+                         kPage = 4096 / sizeof(T);
   if (t.rows < B || t.columns < B) {
     for (std::int64_t j = 0; j < t.columns; ++j) {
       T* to = t.out + offset(j);
@@ -52,23 +54,29 @@ inline void transpose_all(const Transpose<T> t, Offset offset) {
     }
     return;
   }
-  const auto line_block = [&](std::int64_t i0, std::int64_t j0) {
-    for (std::int64_t i = i0; i < t.rows && i < i0 + kLine; i += B) {
+  const auto blocks = [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+    for (std::int64_t i = i0; i < t.rows && i < i1; i += B) {
       const std::int64_t row = i < t.rows - B ? i : t.rows - B;
-      for (std::int64_t j = j0; j < t.columns && j < j0 + kLine; j += B) {
+      for (std::int64_t j = j0; j < t.columns && j < j1; j += B) {
         const std::int64_t column = j < t.columns - B ? j : t.columns - B;
         transpose_block(t.in + row * t.in_step + column, t.in_step, t.out + row,
                         [&](std::int64_t k) { return offset(column + k); });
       }
     }
   };
-  if (t.in_step > t.out_step) {
-    for (std::int64_t i = 0; i < t.rows; i += kLine) {
-      for (std::int64_t j = 0; j < t.columns; j += kLine) line_block(i, j);
-    }
-  } else {
+  if (t.in_step <= t.out_step) {
     for (std::int64_t j = 0; j < t.columns; j += kLine) {
-      for (std::int64_t i = 0; i < t.rows; i += kLine) line_block(i, j);
+      for (std::int64_t i = 0; i < t.rows; i += kLine) blocks(i, i + kLine, j, j + kLine);
+    }
+  } else if (t.in_step % kPage == 0) {
+    for (std::int64_t i = 0; i < t.rows; i += B) blocks(i, i + B, 0, t.columns);
+  } else {
+    for (std::int64_t stretch = 0; stretch < t.columns; stretch += kStretch) {
+      for (std::int64_t i = 0; i < t.rows; i += kLine) {
+        for (std::int64_t j = stretch; j < stretch + kStretch; j += kLine) {
+          blocks(i, i + kLine, j, j + kLine);
+        }
+      }
     }
   }
 }

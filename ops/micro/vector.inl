@@ -113,3 +113,24 @@ inline void for_each_tile(std::int64_t rows, F f) {
     first += size;
   }
 }
+
+/// Asks for what an Ahead says, in so many equal spells; between them are kSpell steps of a loop.
+class Asking {
+ public:
+  Asking(const Ahead& ahead, std::int64_t spells)
+      : next_(ahead.lines),
+        end_(ahead.lines + ahead.count),
+        lines_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells) {}
+  void spell() {
+    const void* const* const until = end_ - next_ < lines_ ? end_ : next_ + lines_;
+    for (; next_ != until; ++next_) __builtin_prefetch(*next_, 0, 2);
+  }
+
+ private:
+  const void *const *next_, *const *end_;
+  std::int64_t lines_;
+};
+constexpr std::int64_t kSpell = 8;
+inline std::int64_t spells(std::int64_t steps) {
+  return (steps + kSpell - 1) / kSpell;
+}
