@@ -154,7 +154,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
                       if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
                       if constexpr (std::is_same_v<T, float>) {
-                        if (path == ConvPath::winograd) return winograd<T>(g, direction, a, b, start, out);
+                        if (path == ConvPath::winograd) return winograd(g, direction, a, b, start, out);
                       }
                       windows<T>(ConvMap(g, direction), a, b, start, out);
                     });
@@ -185,7 +185,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                       if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
                       if constexpr (std::is_same_v<T, float>) {
-                        if (path == ConvPath::winograd) return winograd_weight_grad<T>(g, a, b, out);
+                        if (path == ConvPath::winograd) return winograd_weight_grad(g, a, b, out);
                       }
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);

@@ -14,12 +14,10 @@ template <class T>
 void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to);
 
-/// winograd.cpp. For float, where is_winograd() on both axes; any layouts of `from` and `to`.
-template <class T>
+/// winograd.cpp. Of float32, where is_winograd() on both axes; any layouts of `from` and `to`.
 void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
               const Tensor& bias, const Tensor& to);
 /// winograd_weight_grad.cpp. The same; any layouts of x and y.
-template <class T>
 void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                           const Tensor& w);
 

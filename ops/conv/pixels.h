@@ -7,6 +7,7 @@
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/micro/kernels.h>
+#include <tapedeck/ops/micro/scratch.h>
 
 namespace tapedeck::cpu {
 
@@ -108,5 +109,65 @@ void copy_for_lanes(const Tensor& images, std::int64_t begin, std::int64_t end, 
     }
   });
 }
+
+/// Whether images can be read as pixels where they lie, by vectors if `lanes` is not 1.
+inline bool is_in_place(const Tensor& images, std::int64_t channels, std::int64_t lanes) {
+  return images.layout() == Layout::nhwc && channels % lanes == 0;
+}
+
+/// Calls f(x, y, images) with the pixels of blocks of images of two tensors. What is not in place is copied
+/// by all threads, `slack` elements of memory after it.
+template <class T, class F>
+void for_each_block(const Tensor& x, bool x_in_place, const Tensor& y, bool y_in_place, std::int64_t slack,
+                    F f) {
+  constexpr std::int64_t kBlockBytes = 8 << 20;  // of copied images
+  const std::int64_t n = x.size(0), x_image = x.count() / n, y_image = y.count() / n;
+  const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
+  const std::int64_t block =
+      copied == 0
+          ? n
+          : std::clamp<std::int64_t>(kBlockBytes / (copied * static_cast<std::int64_t>(sizeof(T))), 1, n);
+  const Scratch<T> x_copy(x_in_place ? 0 : block * x_image + slack);
+  const Scratch<T> y_copy(y_in_place ? 0 : block * y_image + slack);
+  const auto pixels = [](const Tensor& images, bool in_place, std::int64_t begin, std::int64_t count,
+                         T* copy) {
+    Pixels<T> p = pixels_of<T>(images);
+    p.data = in_place ? p.data + begin * p.image_step : copy;
+    if (!in_place) copy_pixels(images, begin, begin + count, p, images.size(1), copy);
+    return p;
+  };
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    const std::int64_t images = std::min(block, n - begin);
+    f(pixels(x, x_in_place, begin, images, x_copy.data()),
+      pixels(y, y_in_place, begin, images, y_copy.data()), images);
+  }
+}
+
+/// Lines of memory, dealt to the calls of kernels in proportion to their work.
+class Dealer {
+ public:
+  /// Begins with no lines, and calls that have `work` in all.
+  std::vector<const void*>& begin(double work) {
+    lines_.clear();
+    dealt_ = 0;
+    done_ = 0;
+    work_ = work;
+    return lines_;
+  }
+  micro::Ahead deal(double work) {
+    done_ += work;
+    const auto all = static_cast<std::int64_t>(lines_.size());
+    const std::int64_t until =
+        std::min(all, static_cast<std::int64_t>(static_cast<double>(all) * done_ / work_) + 1);
+    const micro::Ahead ahead{lines_.data() + dealt_, until - dealt_};
+    dealt_ = until;
+    return ahead;
+  }
+
+ private:
+  std::vector<const void*> lines_;
+  std::int64_t dealt_ = 0;
+  double done_ = 0, work_ = 1;
+};
 
 }  // namespace tapedeck::cpu

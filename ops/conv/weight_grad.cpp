@@ -58,6 +58,8 @@ class WeightGrad {
     columns_ = lanes_are_x_ ? cx : cy;
     width_ = padded(columns_);
     joined_ = lanes_are_x_ && rows_ < 8 && g.groups == 1 && g.w.dilation == 1 && g.w.kernel > 1;
+    x_in_place_ = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
+    y_in_place_ = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
     make_units();
   }
 
@@ -71,13 +73,15 @@ class WeightGrad {
     if (parts_ > 1) {
       add_parts();
     } else {
-      add_blocks();
+      for_each_block<T>(x_, x_in_place_, y_, y_in_place_, slack(),
+                        [&](const Pixels<T>& x, const Pixels<T>& y, std::int64_t images) {
+                          add({x, y, sums_.data()}, images);
+                        });
     }
     write();
   }
 
  private:
-  static constexpr std::int64_t kBlockBytes = 8 << 20;  // of copied images
   static constexpr std::int64_t kChunkBytes = 384
                                               << 10;     // of pixels that a thread goes over for all its sums
   static constexpr std::int64_t kPartBytes = 384 << 10;  // of pixels that a part copies at a time
@@ -89,21 +93,6 @@ class WeightGrad {
 
   /// Vectors of lanes may reach beyond the last pixel's channels.
   std::int64_t slack() const { return kernels_.lanes * kernels_.max_vectors; }
-  bool in_place(const Tensor& images, bool lanes) const {
-    return images.layout() == Layout::nhwc && (!lanes || columns_ % kernels_.lanes == 0);
-  }
-
-  Pixels<T> pixels(const Tensor& images, std::int64_t begin, std::int64_t count, bool in_place,
-                   T* copy) const {
-    const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
-    Pixels<T> p{images.data<T>() + begin * c * h * w, c * h * w, c * w, c};
-    if (!in_place) {
-      p.data = copy;
-      copy_pixels(images, begin, begin + count, p, c, copy);
-    }
-    return p;
-  }
-
   /// Rows of y that rows [row, row + rows) of x meet.
   std::int64_t first_of_y(std::int64_t row) const {
     return std::clamp<std::int64_t>(row * g_.h.stride - g_.h.padding, 0, g_.h.out);
@@ -131,14 +120,13 @@ class WeightGrad {
   }
 
   void add_parts() {
-    const bool x_in_place = in_place(x_, lanes_are_x_), y_in_place = in_place(y_, !lanes_are_x_);
     const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out;
     const std::int64_t y_rows =
         std::min(g_.h.out, (band_ - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1);
     parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> x_copy(x_in_place ? 0 : together_ * band_ * x_row + slack());
-      const Scratch<T> y_copy(y_in_place ? 0 : together_ * y_rows * y_row + slack());
-      std::vector<const void*> lines;
+      const Scratch<T> x_copy(x_in_place_ ? 0 : together_ * band_ * x_row + slack());
+      const Scratch<T> y_copy(y_in_place_ ? 0 : together_ * y_rows * y_row + slack());
+      Dealer dealer;
       for (std::int64_t part = begin; part < end; ++part) {
         const std::int64_t last = g_.n * bands_ * (part + 1) / parts_;
         for (std::int64_t i = g_.n * bands_ * part / parts_; i < last; i += together_) {
@@ -148,23 +136,23 @@ class WeightGrad {
           block.x.data += n * block.x.image_step;
           block.y.data += n * block.y.image_step;
           const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
-          if (!x_in_place) {
+          if (!x_in_place_) {
             block.x.image_step = chunk.rows * x_row;
             block.x.data = x_copy.data() - row * x_row;
           }
-          if (!y_in_place) {
+          if (!y_in_place_) {
             block.y.image_step = (y_end - y_first) * y_row;
             block.y.data = y_copy.data() - y_first * y_row;
           }
           for (std::int64_t k = 0; k < chunk.images; ++k) {
-            if (!x_in_place) {
+            if (!x_in_place_) {
               copy_rows(x_, n + k, row, chunk.rows, x_copy.data() + k * block.x.image_step);
             }
-            if (!y_in_place) {
+            if (!y_in_place_) {
               copy_rows(y_, n + k, y_first, y_end - y_first, y_copy.data() + k * block.y.image_step);
             }
           }
-          lines.clear();
+          std::vector<const void*>& lines = dealer.begin(static_cast<double>(units_.size()));
           if (bands_ > 1 && i + 1 < g_.n * bands_ * end / parts_) {
             const std::int64_t next = (i + 1) / bands_, next_row = (i + 1) % bands_ * band_;
             const std::int64_t rows = std::min(band_, g_.h.in - next_row),
@@ -172,33 +160,12 @@ class WeightGrad {
             lines_of_rows<T>(x_, next, next_row, rows, lines);
             lines_of_rows<T>(y_, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next, lines);
           }
-          const auto units = static_cast<std::int64_t>(units_.size());
-          const auto all = static_cast<std::int64_t>(lines.size());
-          for (std::int64_t u = 0; u < units; ++u) {
-            const Unit& unit = units_[static_cast<std::size_t>(u)];
-            const std::int64_t asked = all * u / units;
-            add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit,
-                      {lines.data() + asked, all * (u + 1) / units - asked});
+          for (const Unit& unit : units_) {
+            add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit, dealer.deal(1));
           }
         }
       }
     });
-  }
-
-  void add_blocks() {
-    const std::int64_t x_image = x_.count() / g_.n, y_image = y_.count() / g_.n;
-    const bool x_in_place = in_place(x_, lanes_are_x_), y_in_place = in_place(y_, !lanes_are_x_);
-    const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
-    const std::int64_t images =
-        copied == 0 ? g_.n : std::clamp<std::int64_t>(kBlockBytes / (copied * sizeof(T)), 1, g_.n);
-    const Scratch<T> x_copy(x_in_place ? 0 : images * x_image + slack());
-    const Scratch<T> y_copy(y_in_place ? 0 : images * y_image + slack());
-    for (std::int64_t begin = 0; begin < g_.n; begin += images) {
-      const std::int64_t count = std::min(images, g_.n - begin);
-      add({pixels(x_, begin, count, x_in_place, x_copy.data()),
-           pixels(y_, begin, count, y_in_place, y_copy.data()), sums_.data()},
-          count);
-    }
   }
 
   void make_units() {
@@ -334,7 +301,7 @@ class WeightGrad {
   const Tensor &x_, &y_, &w_;
   const micro::Kernels<T>& kernels_;
   const std::vector<Segment> segments_;
-  bool lanes_are_x_ = true, joined_ = false;
+  bool lanes_are_x_ = true, joined_ = false, x_in_place_ = false, y_in_place_ = false;
   std::int64_t rows_ = 0, columns_ = 0, width_ = 0;  // channels of a group; width_: columns_ in whole vectors
   std::vector<LanePanel> panels_;
   std::vector<Unit> units_;

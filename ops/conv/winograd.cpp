@@ -23,7 +23,6 @@ namespace {
 
 constexpr std::int64_t kItemBytes = 768 << 10;   // of pixels and results of an item
 constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk
-constexpr std::int64_t kMostPoints = 16;
 
 /// A source on both axes. Its points come `first` after those of others, in all and of its phase.
 struct Part {
@@ -42,7 +41,6 @@ struct Phase {
   std::int64_t products() const { return (most_taps_h + 1) * (most_taps_w + 1); }
 };
 
-template <class T>
 class Winograd {
  public:
   Winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
@@ -50,14 +48,14 @@ class Winograd {
       : map_(g, direction),
         from_(from),
         to_(to),
-        kernels_(micro::kernels<T>()),
-        packed_(pack<T>(map_, Lanes::wide, w, bias)),
+        kernels_(micro::kernels<float>()),
+        packed_(pack<float>(map_, Lanes::wide, w, bias)),
         axis_h_(winograd_phases(g.h, direction)),
         axis_w_(winograd_phases(g.w, direction)),
         depth_((map_.from_channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes),
         zeros_(depth_),
         in_place_(from.layout() == Layout::nhwc && depth_ == map_.from_channels) {
-    std::fill_n(zeros_.data(), depth_, T(0));
+    std::fill_n(zeros_.data(), depth_, 0.0F);
     make_phases();
     map_weights();
     choose_item();
@@ -67,11 +65,13 @@ class Winograd {
     const std::int64_t bands = (tile_rows_ + band_ - 1) / band_, groups = (map_.n + images_ - 1) / images_;
     parallel_for(groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t slack = kernels_.lanes;
-      const Scratch<T> pixels(in_place_ ? 0 : images_ * rows_read(band_) * row_elements() + slack);
-      const Scratch<T> results(images_ * band_ * 2 * axis_h_[0].step * map_.w.to * result_width());
-      const Scratch<T> points(most_points_ * point_step(chunk_));
-      const Scratch<T> products(kMostPoints * product_step(chunk_, packed_.width));
-      const Scratch<T> nowhere(packed_.width);
+      const Scratch<float> pixels(
+          in_place_ ? 0
+                    : images_ * winograd_most_reads(axis_h_, map_.h.from, band_) * row_elements() + slack);
+      const Scratch<float> results(images_ * band_ * 2 * axis_h_[0].step * map_.w.to * result_width());
+      const Scratch<float> points(most_points_ * point_step(chunk_));
+      const Scratch<float> products(kMostPoints * product_step(chunk_, packed_.width));
+      const Scratch<float> nowhere(packed_.width);
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t n = i / bands * images_, row = i % bands * band_;
         const Item item{n, std::min(images_, map_.n - n), row, std::min(band_, tile_rows_ - row)};
@@ -85,19 +85,13 @@ class Winograd {
     std::int64_t image, images, row, rows;  // rows of tiles
   };
   struct Memory {
-    T *pixels, *results, *points, *products, *nowhere;
+    float *pixels, *results, *points, *products, *nowhere;
   };
   /// Between points; not powers of two, or they would meet in a few lines of the first cache.
   std::int64_t point_step(std::int64_t tiles) const { return tiles * depth_ + kernels_.lanes; }
   std::int64_t product_step(std::int64_t tiles, std::int64_t width) const {
     return tiles * width + kernels_.lanes;
   }
-
-  /// Rows [begin, end) of what is read or written.
-  struct Range {
-    std::int64_t begin, end;
-    std::int64_t size() const { return end - begin; }
-  };
 
   void make_phases() {
     std::int64_t first = 0;
@@ -126,17 +120,17 @@ class Winograd {
     if (all_points_ == 0) return;  // no tap reaches a result
     const std::int64_t channels = map_.from_channels, taps = map_.taps();
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
-    weights_ = Scratch<T>(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
+    weights_ = Scratch<float>(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
     parallel_for(static_cast<std::int64_t>(packed_.panels.size()) * channels,
                  1 + (1 << 12) / (taps * packed_.width), [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i) {
                      const Panel& p = packed_.panels[static_cast<std::size_t>(i / channels)];
-                     const T* in = packed_.weights.data() + p.offset + i % channels * p.width;
-                     T* out = weights_.data() + panel_offset(p) + i % channels * p.width;
+                     const float* in = packed_.weights.data() + p.offset + i % channels * p.width;
+                     float* out = weights_.data() + panel_offset(p) + i % channels * p.width;
                      for (const Phase& phase : phases_) {
                        for (const Part& part : phase.parts) {
-                         const T* from[9];
-                         T* to[kMostPoints];
+                         const float* from[9];
+                         float* to[kMostPoints];
                          std::size_t count = 0;
                          for (std::int64_t kh : part.h->taps) {
                            for (std::int64_t kw : part.w->taps) {
@@ -165,43 +159,12 @@ class Winograd {
     return width;
   }
 
-  /// The most rows that tiles of `rows` rows read.
-  std::int64_t rows_read(std::int64_t rows) const {
-    Range range{0, 0};
-    bool any = false;
-    for (const WinogradPhase& p : axis_h_) {
-      for (const WinogradSource& s : p.sources) {
-        const std::int64_t end = s.base + (2 * (rows - 1) + s.count()) * s.step + 1;
-        range = any ? Range{std::min(range.begin, s.base), std::max(range.end, end)} : Range{s.base, end};
-        any = true;
-      }
-    }
-    return std::min(map_.h.from, range.size());
-  }
-  Range read(const Item& item) const {
-    std::int64_t begin = map_.h.from;
-    for (const WinogradPhase& p : axis_h_) {
-      for (const WinogradSource& s : p.sources) begin = std::min(begin, s.base + 2 * item.row * s.step);
-    }
-    begin = std::max<std::int64_t>(0, begin);
-    std::int64_t end = begin;
-    for (const WinogradPhase& p : axis_h_) {
-      for (const WinogradSource& s : p.sources) {
-        end = std::max(end, s.base + (2 * (item.row + item.rows - 1) + s.count()) * s.step + 1);
-      }
-    }
-    return {begin, std::min(map_.h.from, end)};
-  }
-  Range written(const Item& item) const {
-    const std::int64_t step = 2 * axis_h_[0].step;
-    return {item.row * step, std::min(map_.h.to, (item.row + item.rows) * step)};
-  }
-
   void choose_item() {
     const std::int64_t result_row = 2 * axis_h_[0].step * map_.w.to * result_width();
     const auto bytes = [&](std::int64_t rows) {
-      return static_cast<std::int64_t>(sizeof(T)) *
-             ((in_place_ ? 0 : rows_read(rows) * row_elements()) + rows * result_row);
+      return static_cast<std::int64_t>(sizeof(float)) *
+             ((in_place_ ? 0 : winograd_most_reads(axis_h_, map_.h.from, rows) * row_elements()) +
+              rows * result_row);
     };
     band_ = tile_rows_;
     while (band_ > 1 && bytes(band_) > kItemBytes) band_ = (band_ + 1) / 2;
@@ -211,17 +174,18 @@ class Winograd {
     while (images_ > 1 && items() < 16 && images_ * band_ * wide > 48) images_ = (images_ + 1) / 2;
     while (band_ > 1 && items() < 16 && images_ * band_ * wide > 48) band_ = (band_ + 1) / 2;
     const std::int64_t tile =
-        static_cast<std::int64_t>(sizeof(T)) * (most_points_ * depth_ + kMostPoints * packed_.width);
+        static_cast<std::int64_t>(sizeof(float)) * (most_points_ * depth_ + kMostPoints * packed_.width);
     chunk_ = std::min(images_ * band_ * wide, std::clamp<std::int64_t>(kChunkBytes / tile, 24, 192));
   }
 
   void compute(const Item& item, const Memory& memory) {
-    const Range read_rows = read(item), rows = written(item);
-    const T* pixels = memory.pixels;
+    const RowRange read_rows = winograd_reads(axis_h_, map_.h.from, item.row, item.rows);
+    const RowRange rows = winograd_writes(axis_h_, map_.h.to, item.row, item.rows);
+    const float* pixels = memory.pixels;
     std::int64_t image_step = read_rows.size() * row_elements();
     if (in_place_) {
       image_step = map_.h.from * row_elements();
-      pixels = from_.data<T>() + item.image * image_step + read_rows.begin * row_elements();
+      pixels = from_.data<float>() + item.image * image_step + read_rows.begin * row_elements();
     } else {
       copy(item, read_rows, memory.pixels);
     }
@@ -266,11 +230,11 @@ class Winograd {
     }
   }
 
-  void copy(const Item& item, const Range& rows, T* to) const {
+  void copy(const Item& item, const RowRange& rows, float* to) const {
     const std::int64_t channels = map_.groups * map_.from_channels, plane = map_.h.from * map_.w.from;
     const std::int64_t count = rows.size() * map_.w.from;
     for (std::int64_t n = 0; n < item.images; ++n, to += count * channels) {
-      const T* image = from_.data<T>() + (item.image + n) * plane * channels;
+      const float* image = from_.data<float>() + (item.image + n) * plane * channels;
       if (from_.layout() == Layout::nhwc) {
         std::copy_n(image + rows.begin * row_elements(), count * channels, to);
       } else {
@@ -280,19 +244,19 @@ class Winograd {
   }
 
   void map_pixels(const Item& item, const Chunk& chunk, const Part& part, std::int64_t first_row,
-                  const T* pixels, std::int64_t image_step, T* points) const {
+                  const float* pixels, std::int64_t image_step, float* points) const {
     const std::int64_t pixel = map_.groups * map_.from_channels, step = point_step(chunk.count);
     const std::int64_t points_h = part.h->points(), points_w = part.w->points();
-    const T* group = pixels + chunk.group * map_.from_channels;
-    T* out = points + part.first_of_phase * step;
+    const float* group = pixels + chunk.group * map_.from_channels;
+    float* out = points + part.first_of_phase * step;
     for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const T* from[kMostPoints];
-      T* to[kMostPoints];
-      const T** next = from;
+      const float* from[kMostPoints];
+      float* to[kMostPoints];
+      const float** next = from;
       for (std::int64_t a = 0; a < points_h; ++a) {
         const std::int64_t h = part.h->base + (2 * row + a) * part.h->step;
         const bool inside = h >= 0 && h < map_.h.from;
-        const T* line = group + n * image_step + (h - first_row) * row_elements();
+        const float* line = group + n * image_step + (h - first_row) * row_elements();
         for (std::int64_t b = 0; b < points_w; ++b) {
           const std::int64_t w = part.w->base + (2 * column + b) * part.w->step;
           *next++ = inside && w >= 0 && w < map_.w.from ? line + w * pixel : zeros_.data();
@@ -308,10 +272,10 @@ class Winograd {
     const Phase& phase = chunk.phase;
     const std::int64_t channels = map_.from_channels;
     if (phase.parts.empty()) {
-      std::fill_n(memory.products, phase.products() * product_step(chunk.count, p.width), T(0));
+      std::fill_n(memory.products, phase.products() * product_step(chunk.count, p.width), 0.0F);
       return;
     }
-    micro::Rows<T> task{};
+    micro::Rows<float> task{};
     task.a = memory.points;
     task.a_step = depth_;
     task.panel = weights_.data() + panel_offset(p);
@@ -339,16 +303,16 @@ class Winograd {
     }
   }
 
-  void map_products(const Item& item, const Chunk& chunk, const Panel& p, const Range& rows,
+  void map_products(const Item& item, const Chunk& chunk, const Panel& p, const RowRange& rows,
                     const Memory& memory) const {
     const Phase& phase = chunk.phase;
     const std::int64_t pixels = item.images * rows.size() * map_.w.to;
-    T* results = memory.results + panel_results(p) * pixels;
-    const T* start =
+    float* results = memory.results + panel_results(p) * pixels;
+    const float* start =
         packed_.has_start ? packed_.start.data() + p.group * map_.to_channels + p.channel : nullptr;
     for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const T* from[kMostPoints];
-      T* to[4];
+      const float* from[kMostPoints];
+      float* to[4];
       for (std::int64_t k = 0; k < phase.products(); ++k) {
         from[k] = memory.products + k * product_step(chunk.count, p.width) + i * p.width;
       }
@@ -368,14 +332,14 @@ class Winograd {
   /// Lanes of all panels before this one.
   std::int64_t panel_results(const Panel& p) const { return p.offset / (map_.taps() * packed_.depth); }
 
-  void write(const Item& item, const Range& rows, const T* results) const {
+  void write(const Item& item, const RowRange& rows, const float* results) const {
     const std::int64_t channels = map_.groups * map_.to_channels, plane = map_.h.to * map_.w.to;
     const std::int64_t count = rows.size() * map_.w.to;
     for (const Panel& p : packed_.panels) {
-      const T* from = results + panel_results(p) * item.images * count;
+      const float* from = results + panel_results(p) * item.images * count;
       for (std::int64_t n = 0; n < item.images; ++n, from += count * p.width) {
         const std::int64_t channel = p.group * map_.to_channels + p.channel;
-        T* image = to_.data<T>() + (item.image + n) * plane * channels;
+        float* image = to_.data<float>() + (item.image + n) * plane * channels;
         if (to_.layout() == Layout::nchw) {
           kernels_.transpose({from, p.width, count, p.columns,
                               image + channel * plane + rows.begin * map_.w.to, plane, nullptr});
@@ -391,27 +355,23 @@ class Winograd {
 
   const ConvMap map_;
   const Tensor &from_, &to_;
-  const micro::Kernels<T>& kernels_;
-  const Packed<T> packed_;
+  const micro::Kernels<float>& kernels_;
+  const Packed<float> packed_;
   const std::vector<WinogradPhase> axis_h_, axis_w_;
   const std::int64_t depth_;  // channels of a group that are read, in whole vectors
-  const Scratch<T> zeros_;
+  const Scratch<float> zeros_;
   const bool in_place_;
   std::vector<Phase> phases_;
   std::int64_t tile_rows_ = 0, all_points_ = 0, most_points_ = 0;
-  Scratch<T> weights_;
+  Scratch<float> weights_;
   std::int64_t images_ = 1, band_ = 1, chunk_ = 1;
 };
 
 }  // namespace
 
-template <class T>
 void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
               const Tensor& bias, const Tensor& to) {
-  Winograd<T>(g, direction, from, w, bias, to).run();
+  Winograd(g, direction, from, w, bias, to).run();
 }
-
-template void winograd<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                              const Tensor&, const Tensor&);
 
 }  // namespace tapedeck::cpu

@@ -31,7 +31,8 @@
 
 namespace tapedeck::cpu {
 
-constexpr std::int64_t kMostTaps = 3;  // of a source
+constexpr std::int64_t kMostTaps = 3;     // of a source on an axis
+constexpr std::int64_t kMostPoints = 16;  // of a tile and a source on both axes
 
 /// A correlation on one axis: element v of tile j is at position base + (2*j + v)*step of what is read, and
 /// meets tap taps[v - a] of the kernel for result a of the tile.
@@ -61,6 +62,21 @@ std::vector<WinogradPhase> winograd_phases(const ConvAxis& axis, Direction direc
 constexpr std::int64_t winograd_point(std::int64_t i, std::int64_t taps, std::int64_t most) {
   return i == taps ? most : i;
 }
+
+/// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// The rows, of `height`, that tiles [row, row + rows) of all phases of an axis read and write.
+RowRange winograd_reads(const std::vector<WinogradPhase>& phases, std::int64_t height, std::int64_t row,
+                        std::int64_t rows);
+RowRange winograd_writes(const std::vector<WinogradPhase>& phases, std::int64_t height, std::int64_t row,
+                         std::int64_t rows);
+/// The most rows that any `rows` rows of tiles read.
+std::int64_t winograd_most_reads(const std::vector<WinogradPhase>& phases, std::int64_t height,
+                                 std::int64_t rows);
 
 /// The products on an axis: of all phases the tiles times points.
 std::int64_t winograd_products(const ConvAxis& axis, Direction direction);

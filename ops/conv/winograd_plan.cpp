@@ -38,10 +38,51 @@ std::vector<WinogradPhase> winograd_phases(const ConvAxis& a, Direction directio
   return phases;
 }
 
-std::int64_t winograd_products(const ConvAxis& axis, Direction direction) {
+namespace {
+
+/// The rows that the tiles read, where nothing is an edge.
+RowRange unclamped_reads(const std::vector<WinogradPhase>& phases, std::int64_t row, std::int64_t rows) {
+  RowRange range;
+  for (const WinogradPhase& p : phases) {
+    for (const WinogradSource& s : p.sources) {
+      const std::int64_t begin = s.base + 2 * row * s.step;
+      const std::int64_t end = s.base + (2 * (row + rows - 1) + s.count()) * s.step + 1;
+      range = range.size() == 0 ? RowRange{begin, end}
+                                : RowRange{std::min(range.begin, begin), std::max(range.end, end)};
+    }
+  }
+  return range;
+}
+
+}  // namespace
+
+RowRange winograd_reads(const std::vector<WinogradPhase>& phases, std::int64_t height, std::int64_t row,
+                        std::int64_t rows) {
+  const RowRange range = unclamped_reads(phases, row, rows);
+  const std::int64_t begin = std::clamp<std::int64_t>(range.begin, 0, height);
+  return {begin, std::clamp(range.end, begin, height)};
+}
+
+RowRange winograd_writes(const std::vector<WinogradPhase>& phases, std::int64_t height, std::int64_t row,
+                         std::int64_t rows) {
+  const std::int64_t step = 2 * phases[0].step, begin = std::min(height, row * step);
+  return {begin, std::min(height, begin + rows * step)};
+}
+
+std::int64_t winograd_most_reads(const std::vector<WinogradPhase>& phases, std::int64_t height,
+                                 std::int64_t rows) {
+  return std::min(height, unclamped_reads(phases, 0, rows).size());
+}
+
+std::int64_t winograd_products(const ConvAxis& a, Direction direction) {
+  const auto tiles = [](std::int64_t results) { return (results + 1) / 2; };
+  const auto points = [](std::int64_t taps) {  // a source has a point more than taps
+    return taps + (taps + kMostTaps - 1) / kMostTaps;
+  };
   std::int64_t products = 0;
-  for (const WinogradPhase& p : winograd_phases(axis, direction)) {
-    for (const WinogradSource& s : p.sources) products += p.tiles * s.points();
+  for (std::int64_t p = 0; p < std::min(a.stride, a.out); ++p) {
+    const std::int64_t results = direction == Direction::plain ? a.in : (a.out - p + a.stride - 1) / a.stride;
+    products += tiles(results) * points(a.taps(a.phase_of_output(p)));
   }
   return products;
 }

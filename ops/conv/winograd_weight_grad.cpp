@@ -2,16 +2,21 @@
 //
 //   w = weight_adjoint(sum over tiles of input(x) * output_adjoint(y)).
 //
-// Both tensors are read as channels-last pixels (in place, or copies of a block of images). A unit of work is
-// a phase, some channels of the row side and a part of the block's tiles. It goes over these a chunk at a
-// time:
+// Both tensors are read as channels-last pixels (nhwc tensors in place, others copied). A phase is gone over
+// a chunk of tiles at a time:
 //
 //   points of both sides   [point][tile][channel]        maps of each tile
 //   sums                   [point][group][row][lane]     += rows x tiles times tiles x lanes
 //
-// where the lanes of vectors are the channels of whichever side wastes fewer of them. Parts have sums of
-// their own, which are added in order at the end. How much there is of each depends on the sizes alone.
+// where the lanes of vectors are the channels of whichever side wastes fewer of them, and the other side is
+// mapped for some rows at a time.
+//
+// Where the sums fit the cache of a core, work is split into parts of the images. A part copies a band of
+// rows at a time to that cache, goes over all phases there, and has sums of its own, which are added in order
+// at the end. Otherwise all threads copy a block of images, and a unit of work is a phase with some rows of
+// the sums. How much there is of each depends on the sizes alone.
 #include <algorithm>
+#include <bit>
 
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/pixels.h>
@@ -22,14 +27,14 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kBlockBytes = 8 << 20;    // of copied images
-constexpr std::int64_t kChunkBytes = 512 << 10;  // of points of a chunk
-constexpr std::int64_t kSumBytes = 32 << 20;     // of the sums of all parts, beyond the first
-constexpr std::int64_t kUnitRows = 64;
-constexpr std::int64_t kUnits = 16;  // so many, or more
-constexpr std::int64_t kMostPoints = 16;
+constexpr std::int64_t kSize = sizeof(float);
+constexpr std::int64_t kItemBytes = 384 << 10;   // of pixels that a part copies at a time
+constexpr std::int64_t kChunkBytes = 320 << 10;  // of points of a chunk
+constexpr std::int64_t kPartSumBytes = 256 << 10, kAllSumBytes = 2 << 20;  // of parts' sums
+constexpr std::int64_t kUnitSumBytes = 1280 << 10;  // of sums that a thread adds to, chunk by chunk
+constexpr std::int64_t kParts = 16;
+constexpr std::int64_t kRows = 64;  // that are mapped at a time
 
-template <class T>
 class WinogradWeightGrad {
  public:
   WinogradWeightGrad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w)
@@ -37,52 +42,47 @@ class WinogradWeightGrad {
         x_(x),
         y_(y),
         w_(w),
-        kernels_(micro::kernels<T>()),
+        kernels_(micro::kernels<float>()),
         axis_h_(winograd_phases(g.h, Direction::transposed)),
-        axis_w_(winograd_phases(g.w, Direction::transposed)) {
+        axis_w_(winograd_phases(g.w, Direction::transposed)),
+        x_in_place_(is_in_place(x, g.group_ci(), kernels_.lanes)),
+        y_in_place_(is_in_place(y, g.group_co(), kernels_.lanes)) {
     const std::int64_t cx = g.group_ci(), cy = g.group_co();
     lanes_are_x_ = padded(cx) * cy < padded(cy) * cx;
     rows_ = lanes_are_x_ ? cy : cx;
     columns_ = lanes_are_x_ ? cx : cy;
     width_ = padded(columns_);
     for (const WinogradPhase& h : axis_h_) {
+      tile_rows_ = std::max(tile_rows_, h.tiles);
       for (const WinogradPhase& w_phase : axis_w_) {
         for (const WinogradSource& source_h : h.sources) {
           for (const WinogradSource& source_w : w_phase.sources) {
             phases_.push_back({&h, &w_phase, &source_h, &source_w, points_});
             points_ += phases_.back().points();
+            most_points_ = std::max(most_points_, phases_.back().points());
           }
         }
       }
     }
-    if (phases_.empty()) return;  // no tap reaches an output
     sum_ = points_ * g.groups * rows_ * width_;
-    unit_rows_ = (rows_ + kUnitRows - 1) / kUnitRows;
-    const auto units = static_cast<std::int64_t>(phases_.size()) * g.groups * unit_rows_;
-    parts_ = units >= kUnits ? 1 : (kUnits + units - 1) / units;
-    parts_ = std::clamp<std::int64_t>(kSumBytes / (sum_ * static_cast<std::int64_t>(sizeof(T))), 1, parts_);
+    depth_ = std::min(kRows, padded(rows_));
+    chunk_ = std::clamp<std::int64_t>(kChunkBytes / (kSize * most_points_ * (depth_ + width_)), 64, 256);
+    if (!phases_.empty()) choose_parts();
   }
 
   void run() {
-    sums_ = Scratch<T>(parts_ * sum_);
+    sums_ = Scratch<float>(parts_ * sum_);
     parallel_for(parts_ * sum_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      std::fill(sums_.data() + begin, sums_.data() + end, T(0));
+      std::fill(sums_.data() + begin, sums_.data() + end, 0.0F);
     });
-    if (phases_.empty()) return write();
-    const std::int64_t x_image = x_.count() / g_.n, y_image = y_.count() / g_.n, slack = kernels_.lanes;
-    const bool x_in_place = in_place(x_, g_.group_ci()), y_in_place = in_place(y_, g_.group_co());
-    const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
-    const std::int64_t block =
-        copied == 0 ? g_.n
-                    : std::clamp<std::int64_t>(kBlockBytes / (copied * static_cast<std::int64_t>(sizeof(T))),
-                                               1, g_.n);
-    const Scratch<T> x_copy(x_in_place ? 0 : block * x_image + slack);
-    const Scratch<T> y_copy(y_in_place ? 0 : block * y_image + slack);
-    for (std::int64_t begin = 0; begin < g_.n; begin += block) {
-      const std::int64_t images = std::min(block, g_.n - begin);
-      x_pixels_ = pixels(x_, begin, images, x_in_place, x_copy.data());
-      y_pixels_ = pixels(y_, begin, images, y_in_place, y_copy.data());
-      add(images);
+    if (phases_.empty()) return write();  // no tap reaches an output
+    if (parts_ > 1) {
+      add_parts();
+    } else {
+      for_each_block<float>(x_, x_in_place_, y_, y_in_place_, kernels_.lanes,
+                            [&](const Pixels<float>& x, const Pixels<float>& y, std::int64_t images) {
+                              add_block({x, y, images, 0, tile_rows_});
+                            });
     }
     write();
   }
@@ -97,6 +97,29 @@ class WinogradWeightGrad {
     std::int64_t points() const { return source_h->points() * source_w->points(); }
   };
 
+  /// Rows of tiles [row, row + rows) of some images. Rows of pixels count from the top of an image.
+  struct Block {
+    Pixels<float> x, y;
+    std::int64_t images, row, rows;
+  };
+  std::int64_t tile_rows(const Phase& phase, const Block& block) const {
+    return std::clamp<std::int64_t>(phase.h->tiles - block.row, 0, block.rows);
+  }
+  std::int64_t tiles(const Phase& phase, const Block& block) const {
+    return block.images * tile_rows(phase, block) * phase.w->tiles;
+  }
+
+  /// The working memory of a thread: points of the rows' side and of the lanes', and zeros.
+  struct Memory {
+    explicit Memory(const WinogradWeightGrad& w)
+        : a(w.point_step(w.chunk_, w.depth_) * w.most_points_),
+          b(w.point_step(w.chunk_, w.width_) * w.most_points_),
+          zeros(std::max(w.depth_, w.width_)) {
+      std::fill_n(zeros.data(), std::max(w.depth_, w.width_), 0.0F);
+    }
+    const Scratch<float> a, b, zeros;
+  };
+
   /// Between points; not a power of two, or they would meet in a few lines of the first cache.
   std::int64_t point_step(std::int64_t tiles, std::int64_t depth) const {
     return tiles * depth + kernels_.lanes;
@@ -104,77 +127,181 @@ class WinogradWeightGrad {
   std::int64_t padded(std::int64_t channels) const {
     return (channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
   }
-  bool in_place(const Tensor& images, std::int64_t channels) const {
-    return images.layout() == Layout::nhwc && channels % kernels_.lanes == 0;
-  }
-  Pixels<T> pixels(const Tensor& images, std::int64_t begin, std::int64_t count, bool in_place,
-                   T* copy) const {
-    const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
-    Pixels<T> p{images.data<T>() + begin * c * h * w, c * h * w, c * w, c};
-    if (!in_place) {
-      p.data = copy;
-      copy_pixels(images, begin, begin + count, p, c, copy);
-    }
-    return p;
+
+  /// How many parts there are, and the items of a part: bands of rows, or several images.
+  void choose_parts() {
+    const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out;
+    const auto bytes = [&](std::int64_t rows) {
+      return kSize * (winograd_most_reads(axis_h_, g_.h.in, rows) * x_row +
+                      winograd_writes(axis_h_, g_.h.out, 0, rows).size() * y_row);
+    };
+    band_ = tile_rows_;
+    while (band_ > 1 && bytes(band_) > kItemBytes) band_ = (band_ + 1) / 2;
+    bands_ = (tile_rows_ + band_ - 1) / band_;
+    images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kItemBytes / bytes(band_), 1, g_.n);
+    const std::int64_t items = bands_ > 1 ? g_.n * bands_ : (g_.n + images_ - 1) / images_;
+    const std::int64_t most = std::min({kParts, items, kAllSumBytes / (sum_ * kSize)});
+    const bool fits = sum_ * kSize <= kPartSumBytes && bytes(band_) <= 2 * kItemBytes;
+    parts_ = fits && most >= kParts / 2
+                 ? static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)))
+                 : 1;
   }
 
-  /// Adds the products of a block of images to the sums.
-  void add(std::int64_t images) {
-    const auto phases = static_cast<std::int64_t>(phases_.size());
-    const std::int64_t a_depth = std::min(kUnitRows, padded(rows_)),
-                       of_tile = kMostPoints * (a_depth + width_);
-    const std::int64_t most =
-        std::clamp<std::int64_t>(kChunkBytes / (of_tile * static_cast<std::int64_t>(sizeof(T))), 64, 256);
-    parallel_for(parts_ * phases * g_.groups * unit_rows_, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> a(point_step(most, a_depth) * kMostPoints), b(point_step(most, width_) * kMostPoints),
-          zeros(width_ + a_depth);
-      std::fill_n(zeros.data(), width_ + a_depth, T(0));
-      for (std::int64_t unit = begin; unit < end; ++unit) {
-        const std::int64_t row = unit % unit_rows_ * kUnitRows, group = unit / unit_rows_ % g_.groups;
-        const Phase& phase = phases_[static_cast<std::size_t>(unit / unit_rows_ / g_.groups % phases)];
-        const std::int64_t part = unit / unit_rows_ / g_.groups / phases;
-        const std::int64_t tiles = images * phase.h->tiles * phase.w->tiles;
-        const std::int64_t last = tiles * (part + 1) / parts_;
-        for (std::int64_t tile = tiles * part / parts_; tile < last; tile += most) {
-          const Chunk chunk{phase, group, tile, std::min(most, last - tile)};
-          const std::int64_t rows = std::min(kUnitRows, rows_ - row), depth = padded(rows);
-          map_x(chunk, lanes_are_x_ ? 0 : row, lanes_are_x_ ? width_ : depth, zeros.data(),
-                lanes_are_x_ ? b.data() : a.data());
-          map_y(chunk, lanes_are_x_ ? row : 0, lanes_are_x_ ? depth : width_, zeros.data(),
-                lanes_are_x_ ? a.data() : b.data());
-          multiply(chunk, row, rows, depth, a.data(), b.data(), sums_.data() + part * sum_);
+  struct Item {
+    std::int64_t image, images, row, rows;
+    RowRange x, y;  // rows of pixels
+  };
+  Item item(std::int64_t i) const {
+    Item item{i / bands_ * images_, 0, i % bands_ * band_, 0, {}, {}};
+    item.images = std::min(images_, g_.n - item.image);
+    item.rows = std::min(band_, tile_rows_ - item.row);
+    item.x = winograd_reads(axis_h_, g_.h.in, item.row, item.rows);
+    item.y = winograd_writes(axis_h_, g_.h.out, item.row, item.rows);
+    return item;
+  }
+
+  void add_parts() {
+    const std::int64_t items = (g_.n + images_ - 1) / images_ * bands_;
+    const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out, slack = kernels_.lanes;
+    parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t x_rows = winograd_most_reads(axis_h_, g_.h.in, band_);
+      const std::int64_t y_rows = winograd_writes(axis_h_, g_.h.out, 0, band_).size();
+      const Scratch<float> x_copy(x_in_place_ ? 0 : images_ * x_rows * x_row + slack);
+      const Scratch<float> y_copy(y_in_place_ ? 0 : images_ * y_rows * y_row + slack);
+      const Memory memory(*this);
+      Dealer dealer;
+      RowRange copied;  // rows of x of the item before
+      for (std::int64_t part = begin; part < end; ++part) {
+        for (std::int64_t i = items * part / parts_; i < items * (part + 1) / parts_; ++i) {
+          const Item now = item(i);
+          Block block{pixels_of<float>(x_), pixels_of<float>(y_), now.images, now.row, now.rows};
+          block.x.data += now.image * block.x.image_step;
+          block.y.data += now.image * block.y.image_step;
+          if (!x_in_place_) {
+            if (now.row == 0 || i == items * begin / parts_) copied = {};
+            copy(x_, now, now.x, copied, x_copy.data(), block.x);
+            copied = now.x;
+          }
+          if (!y_in_place_) copy(y_, now, now.y, {}, y_copy.data(), block.y);
+          double work = 0;
+          for (const Phase& phase : phases_)
+            work += static_cast<double>(tiles(phase, block) * phase.points());
+          std::vector<const void*>& lines = dealer.begin(work * static_cast<double>(g_.groups));
+          if (i + 1 < items * end / parts_) {
+            const Item next = item(i + 1);
+            const std::int64_t known =
+                next.row == 0 ? 0 : std::max<std::int64_t>(0, now.x.end - next.x.begin);
+            for (std::int64_t n = next.image; n < next.image + next.images; ++n) {
+              if (!x_in_place_)
+                lines_of_rows<float>(x_, n, next.x.begin + known, next.x.size() - known, lines);
+              if (!y_in_place_) lines_of_rows<float>(y_, n, next.y.begin, next.y.size(), lines);
+            }
+          }
+          for (const Phase& phase : phases_) {
+            for (std::int64_t group = 0; group < g_.groups; ++group) {
+              add(block, phase, group, 0, rows_, memory, sums_.data() + part * sum_, &dealer);
+            }
+          }
         }
+      }
+    });
+  }
+
+  /// Copies rows of the images of an item, except those that the copy has at its end already, and points
+  /// `pixels` to them.
+  void copy(const Tensor& images, const Item& item, const RowRange& rows, const RowRange& copied, float* to,
+            Pixels<float>& pixels) const {
+    const std::int64_t row = pixels.h_step;
+    const std::int64_t known = std::clamp<std::int64_t>(copied.end - rows.begin, 0, rows.size());
+    if (known > 0) std::copy_n(to + (rows.begin - copied.begin) * row, known * row, to);
+    for (std::int64_t n = 0; n < item.images; ++n) {
+      copy_rows(images, item.image + n, rows.begin + known, rows.size() - known,
+                to + (n * rows.size() + known) * row);
+    }
+    pixels.image_step = rows.size() * row;
+    pixels.data = to - rows.begin * row;
+  }
+
+  /// Adds the products of a block of images to the sums. A thread maps the lanes' side once for all rows of a
+  /// phase that are its own, as far as caches hold their sums.
+  void add_block(const Block& block) {
+    const std::int64_t parts = (rows_ + kRows - 1) / kRows;  // of the rows of a phase and group
+    const std::int64_t units = static_cast<std::int64_t>(phases_.size()) * g_.groups * parts;
+    const std::int64_t together =
+        std::max<std::int64_t>(1, kUnitSumBytes / (kSize * most_points_ * kRows * width_));
+    parallel_for(units, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Memory memory(*this);
+      for (std::int64_t unit = begin, next = unit; unit < end; unit = next) {
+        const std::int64_t which = unit / parts;
+        next = std::min({end, (which + 1) * parts, unit + together});
+        add(block, phases_[static_cast<std::size_t>(which / g_.groups)], which % g_.groups,
+            unit % parts * kRows, std::min(rows_, (next - which * parts) * kRows), memory, sums_.data(),
+            nullptr);
       }
     });
   }
 
   /// Tiles [first, first + count) of a phase in a block.
   struct Chunk {
+    const Block& block;
     const Phase& phase;
     std::int64_t group, first, count;
   };
 
+  /// Adds the products of a phase to rows [row, end) of a group's sums.
+  void add(const Block& block, const Phase& phase, std::int64_t group, std::int64_t row, std::int64_t end,
+           const Memory& memory, float* sums, Dealer* dealer) const {
+    const std::int64_t all = tiles(phase, block);
+    for (std::int64_t tile = 0; tile < all; tile += chunk_) {
+      const Chunk chunk{block, phase, group, tile, std::min(chunk_, all - tile)};
+      if (lanes_are_x_) {
+        map_x(chunk, 0, width_, memory.zeros.data(), memory.b.data());
+      } else {
+        map_y(chunk, 0, width_, memory.zeros.data(), memory.b.data());
+      }
+      for (std::int64_t first = row; first < end; first += kRows) {
+        const std::int64_t rows = std::min(kRows, end - first), depth = padded(rows);
+        if (lanes_are_x_) {
+          map_y(chunk, first, depth, memory.zeros.data(), memory.a.data());
+        } else {
+          map_x(chunk, first, depth, memory.zeros.data(), memory.a.data());
+        }
+        multiply(chunk, first, rows, depth, memory, sums, dealer);
+      }
+    }
+  }
+
   template <class F>
-  static void for_each_tile(const Chunk& chunk, F f) {
-    const std::int64_t wide = chunk.phase.w->tiles, high = chunk.phase.h->tiles;
+  void for_each_tile(const Chunk& chunk, F f) const {
+    const std::int64_t wide = chunk.phase.w->tiles, high = tile_rows(chunk.phase, chunk.block);
+    std::int64_t column = chunk.first % wide, row = chunk.first / wide % high,
+                 image = chunk.first / wide / high;
     for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const std::int64_t tile = chunk.first + i;
-      f(i, tile / wide / high, tile / wide % high, tile % wide);
+      f(i, image, chunk.block.row + row, column);
+      if (++column < wide) continue;
+      column = 0;
+      if (++row < high) continue;
+      row = 0;
+      ++image;
     }
   }
 
   /// The points of x, channels [channel, channel + depth) of the group.
-  void map_x(const Chunk& chunk, std::int64_t channel, std::int64_t depth, const T* zeros, T* points) const {
+  void map_x(const Chunk& chunk, std::int64_t channel, std::int64_t depth, const float* zeros,
+             float* points) const {
     const WinogradSource &sh = *chunk.phase.source_h, &sw = *chunk.phase.source_w;
-    const T* pixels = x_pixels_.data + chunk.group * g_.group_ci() + channel;
+    const Pixels<float>& x = chunk.block.x;
+    const float* pixels = x.data + chunk.group * g_.group_ci() + channel;
     for_each_tile(chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const T* from[kMostPoints];
-      const T** next = from;
+      const float* from[kMostPoints];
+      const float** next = from;
       for (std::int64_t v = 0; v < sh.points(); ++v) {
         const std::int64_t h = sh.base + (2 * row + v) * sh.step;
+        const bool inside = h >= 0 && h < g_.h.in;
+        const float* line = pixels + n * x.image_step + h * x.h_step;
         for (std::int64_t u = 0; u < sw.points(); ++u) {
           const std::int64_t w = sw.base + (2 * column + u) * sw.step;
-          *next++ = h >= 0 && h < g_.h.in && w >= 0 && w < g_.w.in ? at(x_pixels_, pixels, n, h, w) : zeros;
+          *next++ = inside && w >= 0 && w < g_.w.in ? line + w * x.w_step : zeros;
         }
       }
       map(micro::WinogradMap::input, chunk, from, depth, points + i * depth);
@@ -182,51 +309,55 @@ class WinogradWeightGrad {
   }
 
   /// The points of y, likewise.
-  void map_y(const Chunk& chunk, std::int64_t channel, std::int64_t depth, const T* zeros, T* points) const {
-    const T* pixels = y_pixels_.data + chunk.group * g_.group_co() + channel;
+  void map_y(const Chunk& chunk, std::int64_t channel, std::int64_t depth, const float* zeros,
+             float* points) const {
+    const WinogradPhase &ph = *chunk.phase.h, &pw = *chunk.phase.w;
+    const Pixels<float>& y = chunk.block.y;
+    const float* pixels = y.data + chunk.group * g_.group_co() + channel;
     for_each_tile(chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const T* from[4];
+      const float* from[4];
       for (std::int64_t k = 0; k < 4; ++k) {
-        const std::int64_t h = chunk.phase.h->base + (2 * row + k / 2) * chunk.phase.h->step;
-        const std::int64_t w = chunk.phase.w->base + (2 * column + k % 2) * chunk.phase.w->step;
-        from[k] = h < g_.h.out && w < g_.w.out ? at(y_pixels_, pixels, n, h, w) : zeros;
+        const std::int64_t h = ph.base + (2 * row + k / 2) * ph.step;
+        const std::int64_t w = pw.base + (2 * column + k % 2) * pw.step;
+        from[k] =
+            h < g_.h.out && w < g_.w.out ? pixels + n * y.image_step + h * y.h_step + w * y.w_step : zeros;
       }
       map(micro::WinogradMap::output_adjoint, chunk, from, depth, points + i * depth);
     });
   }
 
-  static const T* at(const Pixels<T>& p, const T* data, std::int64_t n, std::int64_t h, std::int64_t w) {
-    return data + n * p.image_step + h * p.h_step + w * p.w_step;
-  }
-
-  void map(micro::WinogradMap kind, const Chunk& chunk, const T* const* from, std::int64_t depth,
-           T* points) const {
-    T* to[kMostPoints];
-    for (std::int64_t k = 0; k < chunk.phase.points(); ++k)
-      to[k] = points + k * point_step(chunk.count, depth);
+  void map(micro::WinogradMap kind, const Chunk& chunk, const float* const* from, std::int64_t depth,
+           float* points) const {
+    float* to[kMostPoints];
+    const std::int64_t step = point_step(chunk.count, depth);
+    for (std::int64_t k = 0; k < chunk.phase.points(); ++k) to[k] = points + k * step;
     kernels_.winograd(kind, chunk.phase.source_h->count(), chunk.phase.source_w->count(),
                       {from, to, nullptr, depth});
   }
 
-  void multiply(const Chunk& chunk, std::int64_t row, std::int64_t rows, std::int64_t depth, const T* a,
-                const T* b, T* sums) const {
+  void multiply(const Chunk& chunk, std::int64_t row, std::int64_t rows, std::int64_t depth,
+                const Memory& memory, float* sums, Dealer* dealer) const {
     const std::int64_t vectors = width_ / kernels_.lanes;
     const std::int64_t panels = (vectors + kernels_.max_vectors - 1) / kernels_.max_vectors;
     for (std::int64_t k = 0; k < chunk.phase.points(); ++k) {
-      T* c = sums + ((chunk.phase.first + k) * g_.groups + chunk.group) * rows_ * width_ + row * width_;
+      float* c = sums + (((chunk.phase.first + k) * g_.groups + chunk.group) * rows_ + row) * width_;
       for (std::int64_t p = 0; p < panels; ++p) {
         const std::int64_t first = vectors * p / panels, last = vectors * (p + 1) / panels;
         const std::int64_t lane = first * kernels_.lanes;
-        kernels_.outer({a + k * point_step(chunk.count, depth),
-                        b + k * point_step(chunk.count, width_) + lane,
-                        {1, 1, chunk.count},
-                        {0, 0, depth},
-                        {0, 0, width_},
-                        c + lane,
-                        width_,
-                        rows,
-                        last - first,
-                        0});
+        const double share =
+            static_cast<double>(rows * (last - first)) / static_cast<double>(rows_ * vectors);
+        kernels_.outer(
+            {memory.a.data() + k * point_step(chunk.count, depth),
+             memory.b.data() + k * point_step(chunk.count, width_) + lane,
+             {1, 1, chunk.count},
+             {0, 0, depth},
+             {0, 0, width_},
+             c + lane,
+             width_,
+             rows,
+             last - first,
+             0,
+             dealer == nullptr ? micro::Ahead{} : dealer->deal(static_cast<double>(chunk.count) * share)});
       }
     }
   }
@@ -236,20 +367,20 @@ class WinogradWeightGrad {
     const std::int64_t taps = g_.h.kernel * g_.w.kernel;
     const std::int64_t grain = 1 + (1 << 14) / ((points_ + 1) * width_);
     parallel_for(g_.groups * rows_, grain, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> weights(taps * width_);
-      std::fill_n(weights.data(), taps * width_, T(0));  // of taps that reach no output
+      const Scratch<float> weights(taps * width_);
+      std::fill_n(weights.data(), taps * width_, 0.0F);  // of taps that reach no output
       for (std::int64_t i = begin; i < end; ++i) {
         for (const Phase& phase : phases_) {
-          const T* from[kMostPoints];
-          T* to[9];
+          const float* from[kMostPoints];
+          float* to[kMostTaps * kMostTaps];
           for (std::int64_t k = 0; k < phase.points(); ++k) {
-            T* sum = sums_.data() + ((phase.first + k) * g_.groups * rows_ + i) * width_;
+            float* sum = sums_.data() + ((phase.first + k) * g_.groups * rows_ + i) * width_;
             for (std::int64_t part = 1; part < parts_; ++part) {
               for (std::int64_t lane = 0; lane < width_; ++lane) sum[lane] += sum[part * sum_ + lane];
             }
             from[k] = sum;
           }
-          T** next = to;
+          float** next = to;
           for (std::int64_t kh : phase.source_h->taps) {
             for (std::int64_t kw : phase.source_w->taps) {
               *next++ = weights.data() + (kh * g_.w.kernel + kw) * width_;
@@ -259,7 +390,7 @@ class WinogradWeightGrad {
                             phase.source_w->count(), {from, to, nullptr, width_});
         }
         const std::int64_t group = i / rows_, row = i % rows_;
-        T* to = w_.data<T>() + (lanes_are_x_ ? group * columns_ * rows_ + row : i * columns_) * taps;
+        float* to = w_.data<float>() + (lanes_are_x_ ? group * columns_ * rows_ + row : i * columns_) * taps;
         kernels_.transpose(
             {weights.data(), width_, taps, columns_, to, (lanes_are_x_ ? rows_ : 1) * taps, nullptr});
       }
@@ -268,26 +399,24 @@ class WinogradWeightGrad {
 
   const ConvTranspose2dGeometry& g_;
   const Tensor &x_, &y_, &w_;
-  const micro::Kernels<T>& kernels_;
+  const micro::Kernels<float>& kernels_;
   const std::vector<WinogradPhase> axis_h_, axis_w_;
+  const bool x_in_place_, y_in_place_;
   std::vector<Phase> phases_;
   bool lanes_are_x_ = false;
   std::int64_t rows_ = 0, columns_ = 0, width_ = 0;  // channels of a group; width_: columns_ in whole vectors
-  std::int64_t points_ = 0, unit_rows_ = 1, parts_ = 1;
-  std::int64_t sum_ = 0;  // elements of a part's sums
-  Scratch<T> sums_;
-  Pixels<T> x_pixels_, y_pixels_;
+  std::int64_t points_ = 0, most_points_ = 1, tile_rows_ = 0;
+  std::int64_t sum_ = 0;                // elements of a part's sums
+  std::int64_t depth_ = 0, chunk_ = 1;  // rows and tiles that are mapped at a time
+  std::int64_t parts_ = 1, images_ = 1, band_ = 1, bands_ = 1;
+  Scratch<float> sums_;
 };
 
 }  // namespace
 
-template <class T>
 void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                           const Tensor& w) {
-  WinogradWeightGrad<T>(g, x, y, w).run();
+  WinogradWeightGrad(g, x, y, w).run();
 }
-
-template void winograd_weight_grad<float>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
-                                          const Tensor&);
 
 }  // namespace tapedeck::cpu
