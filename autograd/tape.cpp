@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include <tapedeck/core/activity.h>
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/autocast.h>
@@ -141,6 +142,7 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
     const OpContext fewer = restricted ? record.context.restricted(is_needed) : OpContext();
     const OpContext& context = restricted ? fewer : record.context;
     const auto start = std::chrono::steady_clock::now();
+    const auto scope = detail::ActivityScope::op(record.op_name, record.module);
     const Variables results = record.op->backward(context, outputs);
     entry.backward_time = std::chrono::steady_clock::now() - start;
     if (anomaly_mode()) {

@@ -25,6 +25,15 @@ std::size_t empty_cache(Device device) {
 void set_memory_limit(Device device, std::size_t bytes) {
   allocator_of(device).set_limit(bytes);
 }
+std::vector<MemoryTag> memory_by_tag(Device device) {
+  return allocator_of(device).by_tag();
+}
+void record_memory_history(Device device, bool on) {
+  allocator_of(device).record_history(on);
+}
+void count_memory_step() {
+  detail::memory_step.fetch_add(1, std::memory_order_relaxed);
+}
 std::string memory_snapshot(Device device) {
   return allocator_of(device).snapshot();
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include <tapedeck/core/device.h>
 
@@ -34,6 +35,13 @@ struct MemoryStats {
   }
 };
 
+/// What one op of one kind of module has allocated, forward and backward; "" stands for what neither did.
+struct MemoryTag {
+  std::string op, module;
+  std::size_t in_use = 0, peak_in_use = 0;  ///< bytes, rounding included
+  std::uint64_t allocations = 0;
+};
+
 /// What `device`'s default allocator holds.
 MemoryStats memory_stats(Device device = {});
 /// Sets the peaks to the present values.
@@ -43,9 +51,20 @@ std::size_t empty_cache(Device device = {});
 /// Lets the allocator reserve at most `bytes`; cached memory above it is given back. Blocks in use stay,
 /// even above the limit.
 void set_memory_limit(Device device, std::size_t bytes);
-/// All segments and blocks as JSON: {"device", "in_use", "reserved", "segments": [{"address", "bytes",
-/// "pool", "blocks": [{"offset", "bytes", "requested", "state", "stream"}]}]}.
+/// Who holds it, the largest first.
+std::vector<MemoryTag> memory_by_tag(Device device = {});
+/// From now on, or no longer, every allocation is remembered, with its op, module, shape and step. Starting
+/// forgets what was remembered before.
+void record_memory_history(Device device, bool on);
+/// Ends a step of the history; optimizers call it.
+void count_memory_step();
+/// All segments and blocks, and the history, as JSON: {"device", "in_use", "reserved", "segments":
+/// [{"address", "bytes", "pool", "blocks": [{"offset", "bytes", "requested", "state", "stream", "op",
+/// "module"}]}], "tags": [{"op", "module", "in_use", "peak", "allocations"}], "history": [[microseconds,
+/// bytes (below 0: freed), tag, step, shape]]}.
 std::string memory_snapshot(Device device = {});
+/// The same as one HTML page that needs nothing else: bytes over time by tag, and what is under the mouse.
+std::string memory_timeline(Device device = {});
 
 /// "512 B", "1.50 MiB".
 std::string format_bytes(std::size_t bytes);

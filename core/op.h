@@ -106,6 +106,7 @@ class Op {
 /// One executed op, as a tape keeps it.
 struct Record {
   const char* op_name = "";
+  const char* module = "";  // the kind of the one that called it, if one did
   std::shared_ptr<Op> op;
   OpContext context;
   std::vector<std::shared_ptr<detail::Identity>> inputs, outputs;  // null: no gradient flows there

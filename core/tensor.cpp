@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include <tapedeck/core/activity.h>
 #include <tapedeck/core/backend.h>
 
 namespace tapedeck {
@@ -28,7 +29,14 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   check(!__builtin_mul_overflow(static_cast<std::size_t>(shape.count()), size_of(options.dtype), &bytes),
         "tensor: the bytes of ", shape, " ", options.dtype, " do not fit 64 bits");
   Tensor tensor;
-  tensor.storage_ = std::make_shared<Storage>(bytes, Context::current(options.device));
+  detail::activity().allocates = &shape;
+  try {
+    tensor.storage_ = std::make_shared<Storage>(bytes, Context::current(options.device));
+  } catch (...) {
+    detail::activity().allocates = nullptr;
+    throw;
+  }
+  detail::activity().allocates = nullptr;
   tensor.shape_ = shape;
   tensor.dtype_ = options.dtype;
   tensor.layout_ = options.layout;

@@ -4,6 +4,8 @@
 #include <array>
 #include <map>
 
+#include <tapedeck/core/activity.h>
+
 namespace tapedeck::nn {
 
 Module::Module() : state_(std::make_shared<State>()) {}
@@ -13,6 +15,7 @@ Variable Module::forward(const Variable&) {
 }
 
 Variable Module::operator()(const Variable& x) {
+  const auto scope = detail::ActivityScope::module(kind());
   const auto pre_hooks = state_->pre_hooks;  // copies: a hook may add or clear hooks
   const auto hooks = state_->hooks;
   for (const auto& hook : pre_hooks) hook(*this, x);

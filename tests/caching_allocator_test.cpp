@@ -296,9 +296,12 @@ TEST_F(CachingAllocatorTest, SnapshotListsSegmentsAndBlocks) {
             "  {\"address\": 1099511627776, \"bytes\": 2097152, \"pool\": \"small\", \"blocks\": [\n"
             "    {\"offset\": 0, \"bytes\": 1024, \"requested\": 0, \"state\": \"free\", \"stream\": 0},\n"
             "    {\"offset\": 1024, \"bytes\": 614400, \"requested\": 614400, \"state\": \"in use\", "
-            "\"stream\": 0},\n"
+            "\"stream\": 0, \"op\": \"\", \"module\": \"\"},\n"
             "    {\"offset\": 615424, \"bytes\": 1481728, \"requested\": 0, \"state\": \"free\", "
-            "\"stream\": 0}]}]}\n");
+            "\"stream\": 0}]}],\n"
+            "\"tags\": [\n"
+            "  {\"op\": \"\", \"module\": \"\", \"in_use\": 614400, \"peak\": 615424, \"allocations\": 2}],\n"
+            "\"history\": []}\n");
 }
 
 TEST(CachingAllocator, DestructorGivesEverythingBack) {

@@ -1,11 +1,13 @@
 #include <tapedeck/core/memory.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <tapedeck/core/tensor.h>
+#include <tapedeck/tapedeck.h>
+#include <nlohmann/json.hpp>
 
 namespace tapedeck {
 namespace {
@@ -62,6 +64,76 @@ TEST(Memory, RefusesADeviceThatIsNotThere) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("cuda:99"));
   }
+}
+
+/// The tag of an op in a kind of module.
+MemoryTag tag_of(const std::string& op, const std::string& module) {
+  for (const MemoryTag& tag : memory_by_tag()) {
+    if (tag.op == op && tag.module == module) return tag;
+  }
+  return {};
+}
+
+TEST(Memory, IsCountedByOpAndModule) {
+  nn::Sequential model(nn::Linear({.in_features = 4, .out_features = 1000}), nn::ReLU());
+  {
+    Tape tape;
+    const Variable y = model(Tensor::ones({100, 4}));
+    EXPECT_GE(tag_of("linear", "Linear").in_use, 0u);
+    EXPECT_GE(tag_of("relu", "ReLU").in_use, 400000u);
+    tape.backward(sum(y));
+    EXPECT_GE(tag_of("linear", "Linear").in_use, 16000u);  // the weight's gradient
+  }
+  EXPECT_EQ(tag_of("relu", "ReLU").in_use, 0u);
+  EXPECT_GE(tag_of("relu", "ReLU").peak_in_use, 400000u);
+  EXPECT_GE(tag_of("relu", "ReLU").allocations, 1u);
+  const std::vector<MemoryTag> tags = memory_by_tag();
+  EXPECT_TRUE(std::is_sorted(tags.begin(), tags.end(),
+                             [](const auto& a, const auto& b) { return a.in_use > b.in_use; }));
+  std::size_t total = 0;
+  for (const MemoryTag& tag : tags) total += tag.in_use;
+  EXPECT_EQ(total, memory_stats().in_use);
+}
+
+TEST(Memory, AnErrorNamesTheLargest) {
+  empty_cache();
+  const Variable x = Tensor::ones({1 << 20});
+  const Variable y = exp(x);
+  set_memory_limit(Device{}, memory_stats().reserved + (1 << 20));
+  try {
+    (void)Tensor::empty({1 << 22});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("; largest in use: 4.00 MiB"));
+    EXPECT_THAT(error.what(), HasSubstr("4.00 MiB of exp"));
+  }
+  set_memory_limit(Device{}, ~std::size_t{0});
+  EXPECT_NO_THROW((void)Tensor::empty({1 << 22}));
+}
+
+TEST(Memory, RemembersAHistory) {
+  const Variable x = Tensor::ones({1000});
+  record_memory_history(Device{}, true);
+  { const Variable y = exp(x + 1.0); }
+  count_memory_step();
+  { const Tensor z = Tensor::empty({3, 5}); }
+  record_memory_history(Device{}, false);
+  { const Tensor z = Tensor::empty({77, 5}); }
+  const auto json = nlohmann::json::parse(memory_snapshot());
+  std::int64_t sum = 0, before = json["history"][0][3];
+  std::string ops;
+  for (const auto& event : json["history"]) {
+    sum += event[1].get<std::int64_t>();
+    EXPECT_GE(sum, 0);
+    if (event[4] == "[1000]") ops += json["tags"][event[2].get<std::size_t>()]["op"].get<std::string>() + " ";
+    if (event[4] == "[3,5]") {
+      EXPECT_EQ(event[3], before + 1);
+    }
+    EXPECT_NE(event[4], "[77,5]");
+  }
+  EXPECT_EQ(ops, "affine exp ");
+  EXPECT_EQ(sum, json["in_use"]);
+  EXPECT_THAT(memory_timeline(), HasSubstr("const memory = {\"device\": \"cpu\""));
 }
 
 TEST(Memory, FormatsSizes) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include <tapedeck/core/activity.h>
 #include <tapedeck/core/captured_step.h>
+#include <tapedeck/core/memory.h>
 
 namespace tapedeck::optim {
 
@@ -47,6 +49,7 @@ void Optimizer::complete(State& state, std::size_t slots) {
 }
 
 void Optimizer::step(const Tensor& skip) {
+  const auto scope = detail::ActivityScope::op(kind_);
   std::vector<std::vector<OptimizerBatch>> all;  // of each group, one for each dtype and device
   std::size_t at = 0;
   for (const Group& group : groups_) {
@@ -86,6 +89,7 @@ void Optimizer::step(const Tensor& skip) {
       update(groups_[g], batch);
     }
   }
+  count_memory_step();
 }
 
 void Optimizer::zero_grad() const {

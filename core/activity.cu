@@ -1,0 +1,15 @@
+// Ranges for NVIDIA's profilers.
+#include <tapedeck/core/activity.h>
+
+#include <nvtx3/nvToolsExt.h>
+
+namespace tapedeck::cu {
+
+void push_range(const char* name) {
+  nvtxRangePushA(name);
+}
+void pop_range() {
+  nvtxRangePop();
+}
+
+}  // namespace tapedeck::cu
