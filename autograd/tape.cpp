@@ -117,6 +117,7 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
   const auto producer = producers_.find(y.identity().get());
   check(producer != producers_.end(), "backward: y was not recorded on this tape");
   const FlagScope walking(walking_);
+  const auto scope = ActivityScope::op("backward");
   const Autocast off(DType::float32);  // gradients have the types of what they are of
   const bool all = wanted.empty();
   const Identities reached = all ? Identities() : between(wanted, producer->second);
@@ -142,7 +143,8 @@ Tape::Gradients Tape::walk(const Variable& y, const BackwardOptions& options, co
     const OpContext fewer = restricted ? record.context.restricted(is_needed) : OpContext();
     const OpContext& context = restricted ? fewer : record.context;
     const auto start = std::chrono::steady_clock::now();
-    const auto scope = detail::ActivityScope::op(record.op_name, record.module);
+    const auto module = ActivityScope::module(record.module);
+    const auto op = ActivityScope::op(record.op_name);
     const Variables results = record.op->backward(context, outputs);
     entry.backward_time = std::chrono::steady_clock::now() - start;
     if (anomaly_mode()) {

@@ -1,37 +1,24 @@
 #include <tapedeck/core/activity.h>
 
-#include <cstdlib>
-
 #include <tapedeck/core/backend.h>
 
 namespace tapedeck {
 
 namespace {
-
-/// Profilers that want ranges say so before the program starts.
-bool is_profiled() {
-  static const bool profiled = std::getenv("NVTX_INJECTION64_PATH") != nullptr && cuda_device_count() > 0;
-  return profiled;
-}
-
 constexpr Device kProfiled{DeviceType::cuda};
-
-}  // namespace
-
-Activity& detail::activity() {
-  thread_local Activity present;
-  return present;
 }
 
-detail::ActivityScope::ActivityScope(const char* op, const char* module, const char* range)
-    : outer_(activity()), range_(is_profiled()) {
-  activity() = {op, module, nullptr};
-  if (range_) TAPEDECK_KERNEL(kProfiled, push_range)(range);
+ActivityScope::ActivityScope(const char* op, const char* module, const char* range)
+    : outer_op_(detail::activity.op), outer_module_(detail::activity.module), has_range_(*range != 0) {
+  detail::activity.op = op;
+  detail::activity.module = module;
+  if (has_range_) TAPEDECK_KERNEL(kProfiled, push_range)(range);
 }
 
-detail::ActivityScope::~ActivityScope() {
-  if (range_) TAPEDECK_KERNEL(kProfiled, pop_range)();
-  activity() = outer_;
+ActivityScope::~ActivityScope() {
+  if (has_range_) TAPEDECK_KERNEL(kProfiled, pop_range)();
+  detail::activity.op = outer_op_;
+  detail::activity.module = outer_module_;
 }
 
 void cpu::push_range(const char*) {}

@@ -1,4 +1,4 @@
-// Ranges for NVIDIA's profilers.
+// Ranges for NVIDIA's profilers. Where none has put itself in, a call finds a null pointer and returns.
 #include <tapedeck/core/activity.h>
 
 #include <nvtx3/nvToolsExt.h>

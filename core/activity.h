@@ -1,28 +1,26 @@
-// What a thread is doing at present: for statistics of memory, and as ranges for profilers (NVTX).
+// What a thread is doing at present: allocators count memory by it, and NVIDIA's profilers show it (NVTX).
 #pragma once
 
 #include <tapedeck/core/shape.h>
 
 namespace tapedeck {
 
-/// Names are string literals, "" where there is none.
+/// Names are string literals; "" where there is none.
 struct Activity {
-  const char* op = "";               ///< that runs, forward or backward
-  const char* module = "";           ///< the innermost, by its kind, that runs or whose op is walked
-  const Shape* allocates = nullptr;  ///< the shape of the tensor that is being made, if it is one
+  const char* op = "";           ///< that runs, forward or backward
+  const char* module = "";       ///< the kind of the innermost that runs, or whose op is walked
+  const Shape* shape = nullptr;  ///< of the tensor that is being made
 };
 
 namespace detail {
+inline constinit thread_local Activity activity;
+}  // namespace detail
 
-/// Of the calling thread.
-Activity& activity();
-
-/// Names an op, or a module, until the scope ends.
+/// Names what the calling thread does until the scope ends; also a range for profilers.
 class ActivityScope {
  public:
-  static ActivityScope op(const char* name) { return {name, activity().module, name}; }
-  static ActivityScope op(const char* name, const char* module) { return {name, module, name}; }
-  static ActivityScope module(const char* kind) { return {activity().op, kind, kind}; }
+  static ActivityScope op(const char* name) { return {name, detail::activity.module, name}; }
+  static ActivityScope module(const char* kind) { return {detail::activity.op, kind, kind}; }
   ~ActivityScope();
   ActivityScope(const ActivityScope&) = delete;
   ActivityScope& operator=(const ActivityScope&) = delete;
@@ -30,11 +28,9 @@ class ActivityScope {
  private:
   ActivityScope(const char* op, const char* module, const char* range);
 
-  Activity outer_;
-  bool range_;
+  const char *outer_op_, *outer_module_;
+  bool has_range_;
 };
-
-}  // namespace detail
 
 namespace cpu {
 void push_range(const char* name);

@@ -1,12 +1,8 @@
 #include <tapedeck/core/caching_allocator.h>
 
 #include <algorithm>
-#include <chrono>
-#include <new>
-#include <tuple>
 #include <utility>
 
-#include <tapedeck/core/activity.h>
 #include <tapedeck/core/error.h>
 
 namespace tapedeck {
@@ -48,15 +44,13 @@ void* CachingAllocator::allocate(std::size_t bytes, Stream stream) {
   StreamCache& own = cache_of(stream);
   const std::size_t rounded =
       cache_ && bytes <= kLargestRequest ? round_up(bytes, detail::FreeBlocks::kUnit) : bytes;
+  detail::BlockTag& tag = journal_.present_tag();
   Block* block = bytes <= kLargestRequest ? find_or_take(own, rounded, rounded <= kLargestSmall) : nullptr;
   if (block == nullptr) throw Error(out_of_memory(bytes));
   hand_out(*block, rounded, bytes);
-  detail::BlockTag& tag = present_tag();
   block->tag = &tag;
-  tag.in_use += block->bytes;
-  tag.peak_in_use = std::max(tag.peak_in_use, tag.in_use);
-  ++tag.allocations;
-  if (remembers_) remember(static_cast<std::int64_t>(block->bytes), tag, detail::activity().allocates);
+  block->shape = detail::activity.shape != nullptr ? *detail::activity.shape : Shape();
+  journal_.hand_out(*block);
   return block->data;
 }
 
@@ -68,9 +62,8 @@ void CachingAllocator::deallocate(void* pointer, std::size_t bytes, Stream) noex
   Block& block = *found;
   check(block.requested == bytes, name_, " allocator: ", bytes, " bytes were freed of a block of ",
         block.requested);
+  journal_.take_back(block);
   stats_.in_use -= block.bytes;
-  block.tag->in_use -= block.bytes;
-  if (remembers_) remember(-static_cast<std::int64_t>(block.bytes), *block.tag, nullptr);
   stats_.requested -= block.requested;
   ++stats_.deallocations;
   --block.segment->blocks_in_use;
@@ -295,63 +288,6 @@ void CachingAllocator::settle(StreamCache& cache) {
   cache.pending = false;
 }
 
-// ---- tags ----
-
-/// What the calling thread allocates for.
-detail::BlockTag& CachingAllocator::present_tag() {
-  const Activity& now = detail::activity();
-  const auto mixed =
-      reinterpret_cast<std::uintptr_t>(now.op) * 31 + reinterpret_cast<std::uintptr_t>(now.module);
-  detail::BlockTag*& recent = recent_tags_[(mixed * 0x9e3779b97f4a7c15u) >> 58];
-  if (recent != nullptr && recent->op == now.op && recent->module == now.module) return *recent;
-  const auto [found, fresh] = tags_.try_emplace({now.op, now.module}, detail::BlockTag{now.op, now.module});
-  if (fresh) found->second.number = tags_.size() - 1;
-  return *(recent = &found->second);
-}
-
-std::vector<MemoryTag> CachingAllocator::by_tag() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<MemoryTag> tags;
-  for (const auto& [names, tag] : tags_) {
-    // Equal names may have several addresses; the peak of their sum is not known then.
-    const auto same = std::find_if(tags.begin(), tags.end(), [&](const MemoryTag& t) {
-      return t.op == tag.op && t.module == tag.module;
-    });
-    MemoryTag& to = same != tags.end() ? *same : tags.emplace_back(MemoryTag{tag.op, tag.module});
-    to.in_use += tag.in_use;
-    to.peak_in_use = std::max(to.in_use, to.peak_in_use + tag.peak_in_use);
-    to.allocations += tag.allocations;
-  }
-  std::sort(tags.begin(), tags.end(), [](const MemoryTag& a, const MemoryTag& b) {
-    return std::tie(b.in_use, b.peak_in_use, a.op, a.module) <
-           std::tie(a.in_use, a.peak_in_use, b.op, b.module);
-  });
-  return tags;
-}
-
-void CachingAllocator::record_history(bool on) {
-  const std::lock_guard lock(mutex_);
-  remembers_ = on;
-  if (!on) return;
-  history_.clear();
-  history_.reserve(1 << 12);
-  for (const auto& [names, tag] : tags_) {  // what is there already
-    if (tag.in_use > 0) remember(static_cast<std::int64_t>(tag.in_use), tag, nullptr);
-  }
-}
-
-void CachingAllocator::remember(std::int64_t bytes, const detail::BlockTag& tag, const Shape* shape) {
-  constexpr std::size_t kMost = 1 << 20;
-  if (history_.size() == kMost) return;
-  try {
-    history_.push_back({std::chrono::steady_clock::now().time_since_epoch().count(), bytes, &tag,
-                        detail::memory_step.load(std::memory_order_relaxed),
-                        shape != nullptr ? to_string(*shape) : std::string()});
-  } catch (const std::bad_alloc&) {  // then it ends here
-    remembers_ = false;
-  }
-}
-
 // ---- limit, statistics ----
 
 std::size_t CachingAllocator::trim() {
@@ -382,87 +318,7 @@ void CachingAllocator::reset_peak() {
   const std::lock_guard lock(mutex_);
   stats_.peak_in_use = stats_.in_use;
   stats_.peak_reserved = stats_.reserved;
-}
-
-std::string CachingAllocator::out_of_memory(std::size_t bytes) {
-  ++stats_.out_of_memory;
-  const MemoryStats stats = stats_locked();
-  const bool limited = stats.limit != std::numeric_limits<std::size_t>::max();
-  const char* help = stats.cached() >= bytes
-                         ? "enough is cached but in pieces: use fewer different sizes, or free long-lived "
-                           "tensors and call empty_cache()"
-                     : limited
-                         ? "raise the limit with set_memory_limit(), or use smaller batches or checkpoint()"
-                         : "use smaller batches, checkpoint(), or free tensors";
-  return concat(name_, " allocator: out of memory: requested ", format_bytes(bytes), ", in use ",
-                format_bytes(stats.in_use), ", reserved ", format_bytes(stats.reserved), ", limit ",
-                limited ? format_bytes(stats.limit) : "none", ", largest free block ",
-                format_bytes(stats.largest_free), ", fragmentation ",
-                static_cast<int>(100 * stats.fragmentation()), "%", largest_in_use(), "; ", help);
-}
-
-/// "; largest in use: 1.00 MiB of linear in Linear, ...", or nothing.
-std::string CachingAllocator::largest_in_use() const {
-  std::vector<const Block*> blocks;
-  for (const auto& [address, segment] : segments_) {
-    for (const Block* block = segment.first; block != nullptr; block = block->after) {
-      if (block->in_use) blocks.push_back(block);
-    }
-  }
-  constexpr std::ptrdiff_t kMost = 5;
-  const auto shown = blocks.begin() + std::min<std::ptrdiff_t>(kMost, std::ssize(blocks));
-  std::partial_sort(blocks.begin(), shown, blocks.end(), [](const Block* a, const Block* b) {
-    return std::tie(b->bytes, a->data) < std::tie(a->bytes, b->data);
-  });
-  std::string text;
-  for (auto it = blocks.begin(); it != shown; ++it) {
-    const detail::BlockTag& tag = *(*it)->tag;
-    text += concat(text.empty() ? "; largest in use: " : ", ", format_bytes((*it)->bytes));
-    if (*tag.op != 0) text += concat(" of ", tag.op);
-    if (*tag.module != 0) text += concat(" in ", tag.module);
-  }
-  return text;
-}
-
-std::string CachingAllocator::snapshot() const {
-  const std::lock_guard lock(mutex_);
-  std::string text = concat("{\"device\": \"", name_, "\", \"in_use\": ", stats_.in_use,
-                            ", \"reserved\": ", stats_.reserved, ", \"segments\": [");
-  const char* segment_separator = "\n";
-  for (const auto& [address, segment] : segments_) {
-    text +=
-        concat(std::exchange(segment_separator, ",\n"),
-               "  {\"address\": ", reinterpret_cast<std::uintptr_t>(address), ", \"bytes\": ", segment.bytes,
-               ", \"pool\": \"", segment.small ? "small" : "large", "\", \"blocks\": [");
-    const char* separator = "\n";
-    for (const Block* block = segment.first; block != nullptr; block = block->after) {
-      text += concat(std::exchange(separator, ",\n"), "    {\"offset\": ", block->data - address,
-                     ", \"bytes\": ", block->bytes, ", \"requested\": ", block->in_use ? block->requested : 0,
-                     ", \"state\": \"", block->in_use ? "in use" : "free",
-                     "\", \"stream\": ", reinterpret_cast<std::uintptr_t>(block->cache->stream));
-      if (block->in_use)
-        text += concat(", \"op\": \"", block->tag->op, "\", \"module\": \"", block->tag->module, "\"");
-      text += "}";
-    }
-    text += "]}";
-  }
-  std::vector<const detail::BlockTag*> tags(tags_.size());
-  for (const auto& [names, tag] : tags_) tags[tag.number] = &tag;
-  text += "],\n\"tags\": [";
-  const char* separator = "\n";
-  for (const detail::BlockTag* tag : tags) {
-    text += concat(std::exchange(separator, ",\n"), "  {\"op\": \"", tag->op, "\", \"module\": \"",
-                   tag->module, "\", \"in_use\": ", tag->in_use, ", \"peak\": ", tag->peak_in_use,
-                   ", \"allocations\": ", tag->allocations, "}");
-  }
-  text += "],\n\"history\": [";
-  separator = "\n";
-  for (const detail::BlockEvent& event : history_) {
-    text += concat(std::exchange(separator, ",\n"), "  [",
-                   (event.nanoseconds - history_.front().nanoseconds) / 1000, ", ", event.bytes, ", ",
-                   event.tag->number, ", ", event.step, ", \"", event.shape, "\"]");
-  }
-  return text + "]}\n";
+  journal_.reset_peaks();
 }
 
 }  // namespace tapedeck

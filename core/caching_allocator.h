@@ -30,18 +30,17 @@
 //   5. Error, with the numbers and what would help. Nothing has changed; the allocator can go on.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <tapedeck/core/allocator.h>
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/memory_blocks.h>
-#include <tapedeck/core/shape.h>
+#include <tapedeck/core/memory_journal.h>
 
 namespace tapedeck {
 
@@ -54,6 +53,8 @@ class DeviceMemory {
   virtual void* take(std::size_t bytes) = 0;
   /// Takes back what take() returned; no queued work uses it any more.
   virtual void give_back(void* pointer, std::size_t bytes) noexcept = 0;
+  /// How much there is left to take; nothing where that is not known. For messages.
+  virtual std::optional<std::size_t> left() { return {}; }
 
   /// An event that is done when all work queued on `stream` so far is.
   virtual Event record_event(Stream stream) = 0;
@@ -86,10 +87,11 @@ class CachingAllocator final : public Allocator {
 
   MemoryStats stats() const;
   void reset_peak();
-  /// Each op and module that has allocated; the largest holder first.
+  /// Each op and module (core/activity.h) that has allocated; the largest holder first.
   std::vector<MemoryTag> by_tag() const;
   /// Starts a history, or ends it.
   void record_history(bool on);
+  bool records_history() const;
   /// All segments and blocks, and the history, as JSON (core/memory.h).
   std::string snapshot() const;
 
@@ -99,8 +101,6 @@ class CachingAllocator final : public Allocator {
   using StreamCache = detail::StreamCache;
 
   StreamCache& cache_of(Stream stream);
-  detail::BlockTag& present_tag();
-  void remember(std::int64_t bytes, const detail::BlockTag& tag, const Shape* shape);
   Block* find_or_take(StreamCache& own, std::size_t bytes, bool small);
   Block* find_elsewhere(StreamCache& own, std::size_t bytes, bool small);
   Block* take(StreamCache& own, std::size_t bytes, bool small);
@@ -119,7 +119,7 @@ class CachingAllocator final : public Allocator {
   std::size_t release(std::byte* address);
   MemoryStats stats_locked() const;
   std::string out_of_memory(std::size_t bytes);
-  std::string largest_in_use() const;
+  std::vector<const Block*> blocks_in_use() const;
 
   const std::string name_;
   DeviceMemory& device_;
@@ -129,10 +129,7 @@ class CachingAllocator final : public Allocator {
   std::map<Stream, StreamCache> caches_;
   StreamCache* last_cache_ = nullptr;  // that was asked for: usually the next, too
   detail::BlocksInUse used_;
-  std::map<std::pair<const char*, const char*>, detail::BlockTag> tags_;
-  std::array<detail::BlockTag*, 64> recent_tags_{};  // by a hash of their names' addresses
-  bool remembers_ = false;
-  std::vector<detail::BlockEvent> history_;
+  detail::MemoryJournal journal_;
   std::deque<Block> nodes_;
   Block* spare_ = nullptr;  // list of nodes without a block
   MemoryStats stats_;

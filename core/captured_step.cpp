@@ -188,6 +188,10 @@ MemoryStats CapturedStep::memory_stats() const {
   return memory_ != nullptr ? memory_->memory_stats() : MemoryStats();
 }
 
+std::string CapturedStep::memory_snapshot() const {
+  return memory_ != nullptr ? memory_->memory_snapshot() : "";
+}
+
 std::unique_ptr<detail::CapturedGraph> cpu::new_graph(const Context&) {
   return nullptr;
 }

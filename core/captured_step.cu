@@ -22,6 +22,7 @@ class GraphMemory final : public DeviceMemory {
   void give_back(void* pointer, std::size_t bytes) noexcept override {
     device_memory(device_).give_back(pointer, bytes);
   }
+  std::optional<std::size_t> left() override { return device_memory(device_).left(); }
   Event record_event(Stream) override { return nullptr; }
   bool is_done(Event) override { return true; }
   void wait(Event) noexcept override {}
@@ -97,9 +98,12 @@ class Graph final : public detail::CapturedGraph {
   std::unique_ptr<CapturedGraph> another() override { return std::make_unique<Graph>(context_, pool_); }
   const Context& context() const override { return context_; }
   MemoryStats memory_stats() const override { return pool_->allocator.stats(); }
+  std::string memory_snapshot() const override { return pool_->allocator.snapshot(); }
 
   void begin() override {
     const DeviceScope scope(context_.device());
+    const bool remembers = caching_allocator(context_.device()).records_history();
+    if (remembers != pool_->allocator.records_history()) pool_->allocator.record_history(remembers);
     // Relaxed: the graph's memory is taken from the device while the step is captured.
     check_cuda(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
   }

@@ -68,6 +68,9 @@ class CapturedStep {
   std::size_t graphs() const;
   /// What the graphs' own memory holds. It is not part of the device's (core/memory.h).
   MemoryStats memory_stats() const;
+  /// The same as JSON, with what was allocated while steps were captured if the device's history was recorded
+  /// then: memory_snapshot() of core/memory.h. Empty where there is no graph.
+  std::string memory_snapshot() const;
 
  private:
   struct Entry;
@@ -111,6 +114,7 @@ struct CapturedGraph {
   virtual std::unique_ptr<CapturedGraph> another() = 0;
   virtual const Context& context() const = 0;
   virtual MemoryStats memory_stats() const = 0;
+  virtual std::string memory_snapshot() const = 0;
 
   virtual void begin() = 0;
   virtual void end() = 0;

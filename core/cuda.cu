@@ -70,6 +70,14 @@ class CudaMemory final : public DeviceMemory {
     return pointer;
   }
   void give_back(void* pointer, std::size_t) noexcept override { (void)cudaFree(pointer); }
+  std::optional<std::size_t> left() override {
+    const DeviceScope scope(device_);
+    std::size_t left = 0, all = 0;
+    const bool known = cudaMemGetInfo(&left, &all) == cudaSuccess;
+    (void)cudaGetLastError();
+    if (!known) return {};
+    return left;
+  }
 
   Event record_event(Stream stream) override {
     const DeviceScope scope(device_);

@@ -35,7 +35,7 @@ struct MemoryStats {
   }
 };
 
-/// What one op of one kind of module has allocated, forward and backward; "" stands for what neither did.
+/// What one op in one kind of module has allocated, forward and backward; "" stands for what neither did.
 struct MemoryTag {
   std::string op, module;
   std::size_t in_use = 0, peak_in_use = 0;  ///< bytes, rounding included
@@ -53,18 +53,21 @@ std::size_t empty_cache(Device device = {});
 void set_memory_limit(Device device, std::size_t bytes);
 /// Who holds it, the largest first.
 std::vector<MemoryTag> memory_by_tag(Device device = {});
-/// From now on, or no longer, every allocation is remembered, with its op, module, shape and step. Starting
-/// forgets what was remembered before.
+
+/// From now on, or no longer, allocations and frees are remembered with op, module, shape and step: the last
+/// hundred thousand or so. Starting forgets what was remembered before.
 void record_memory_history(Device device, bool on);
 /// Ends a step of the history; optimizers call it.
 void count_memory_step();
-/// All segments and blocks, and the history, as JSON: {"device", "in_use", "reserved", "segments":
-/// [{"address", "bytes", "pool", "blocks": [{"offset", "bytes", "requested", "state", "stream", "op",
-/// "module"}]}], "tags": [{"op", "module", "in_use", "peak", "allocations"}], "history": [[microseconds,
-/// bytes (below 0: freed), tag, step, shape]]}.
+/// All segments and blocks, and the history, as JSON: {"device", "in_use", "peak", "reserved",
+/// "fragmentation", "segments": [{"address", "bytes", "pool", "blocks": [{"offset", "bytes", "requested",
+/// "state", "stream", "tag", "shape"}]}], "tags": [{"op", "module", "in_use", "peak", "allocations"}],
+/// "history": [[microseconds, address, bytes (below 0: freed), tag, step, shape]]}; a tag is its place in
+/// "tags".
 std::string memory_snapshot(Device device = {});
-/// The same as one HTML page that needs nothing else: bytes over time by tag, and what is under the mouse.
-std::string memory_timeline(Device device = {});
+/// Snapshots, of any allocators, as one HTML page that needs nothing else: bytes over time by tag, what is
+/// under the mouse, and the segments.
+std::string memory_page(const std::vector<std::string>& snapshots);
 
 /// "512 B", "1.50 MiB".
 std::string format_bytes(std::size_t bytes);

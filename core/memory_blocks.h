@@ -3,38 +3,18 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <tapedeck/core/allocator.h>
+#include <tapedeck/core/shape.h>
 
 namespace tapedeck::detail {
 
-/// What blocks of one op and module have in common.
-struct BlockTag {
-  const char *op = "", *module = "";
-  std::size_t in_use = 0, peak_in_use = 0;
-  std::uint64_t allocations = 0;
-  std::size_t number = 0;  // in the order of first use
-};
-
-/// One allocation, or the end of one, in a history.
-struct BlockEvent {
-  std::int64_t nanoseconds;
-  std::int64_t bytes;  // below 0: freed
-  const BlockTag* tag;
-  std::uint64_t step;
-  std::string shape;
-};
-
-/// Steps that ended since the program started.
-inline std::atomic<std::uint64_t> memory_step = 0;
-
+struct BlockTag;
 struct Segment;
 struct StreamCache;
 
@@ -45,11 +25,12 @@ struct Block {
   std::size_t requested = 0;  // of what is handed out
   Segment* segment = nullptr;
   StreamCache* cache = nullptr;  // of the stream that may use it
-  BlockTag* tag = nullptr;       // of what is handed out
   std::uint64_t freed_at = 0;    // on that stream's clock
   bool in_use = false;
   Block *before = nullptr, *after = nullptr;   // neighbours in the segment
   Block *previous = nullptr, *next = nullptr;  // in the one list that it is in
+  BlockTag* tag = nullptr;                     // what it was handed out for
+  Shape shape{};                               // of the tensor there, if it is one
 };
 
 /// Blocks that are handed out, by address.

@@ -94,7 +94,7 @@ struct OpRunner {
     }
 
     const auto start = wanted ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-    const detail::ActivityScope scope = detail::ActivityScope::op(op->name());
+    const auto scope = ActivityScope::op(op->name());
     Tensors results = op->forward(context, tensors);
     Variables outputs(std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
     const bool differentiable =
@@ -122,7 +122,7 @@ struct OpRunner {
         context.seen_.push_back({tensor.raw(), tensor.version()});
       });
       record.op_name = op->name();
-      record.module = detail::activity().module;
+      record.module = detail::activity.module;
       record.op = op;
       record.context = std::move(context);
       Recorder* last = nullptr;  // which may have the record itself instead of a copy

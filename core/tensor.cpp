@@ -8,6 +8,17 @@
 
 namespace tapedeck {
 
+namespace {
+/// Tells the allocator what the bytes are for.
+class ShapeScope {
+ public:
+  explicit ShapeScope(const Shape& shape) { detail::activity.shape = &shape; }
+  ~ShapeScope() { detail::activity.shape = nullptr; }
+  ShapeScope(const ShapeScope&) = delete;
+  ShapeScope& operator=(const ShapeScope&) = delete;
+};
+}  // namespace
+
 std::string to_string(Layout layout) {
   return layout == Layout::nchw ? "nchw" : "nhwc";
 }
@@ -29,14 +40,8 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   check(!__builtin_mul_overflow(static_cast<std::size_t>(shape.count()), size_of(options.dtype), &bytes),
         "tensor: the bytes of ", shape, " ", options.dtype, " do not fit 64 bits");
   Tensor tensor;
-  detail::activity().allocates = &shape;
-  try {
-    tensor.storage_ = std::make_shared<Storage>(bytes, Context::current(options.device));
-  } catch (...) {
-    detail::activity().allocates = nullptr;
-    throw;
-  }
-  detail::activity().allocates = nullptr;
+  const ShapeScope scope(shape);
+  tensor.storage_ = std::make_shared<Storage>(bytes, Context::current(options.device));
   tensor.shape_ = shape;
   tensor.dtype_ = options.dtype;
   tensor.layout_ = options.layout;

@@ -15,7 +15,7 @@ Variable Module::forward(const Variable&) {
 }
 
 Variable Module::operator()(const Variable& x) {
-  const auto scope = detail::ActivityScope::module(kind());
+  const auto scope = ActivityScope::module(kind());
   const auto pre_hooks = state_->pre_hooks;  // copies: a hook may add or clear hooks
   const auto hooks = state_->hooks;
   for (const auto& hook : pre_hooks) hook(*this, x);

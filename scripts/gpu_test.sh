@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-words=(cuda_core cuda_ops cuda_conv captured_step device_loader)
+words=(cuda_core cuda_ops cuda_reductions cuda_training cuda_conv captured_step device_loader)
 binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
 # Long, and nothing but repetition to a sanitizer.
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch'
@@ -53,7 +53,10 @@ done
 check() {
   local log=$logs/$1.$3.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
   # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
-  case $1.$2 in memcheck.cuda_ops | memcheck.cuda_conv | initcheck.cuda_ops | initcheck.cuda_conv) export TAPEDECK_CUDA_CACHE=0 ;; esac
+  case $1.$2 in
+    *.cuda_core) ;;
+    memcheck.cuda_* | initcheck.cuda_*) export TAPEDECK_CUDA_CACHE=0 ;;
+  esac
   # cudaMalloc is meant to fail in one test, and capturing in another.
   timeout "$limit" compute-sanitizer --report-api-errors no "${options[@]}" "$binaries/$2_test" --gtest_filter="$3" \
     >"$log" 2>&1 || result="FAILED ($?)"

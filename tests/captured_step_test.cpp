@@ -1,5 +1,6 @@
 // Captured steps: on the CPU they are the function itself; on a GPU replays equal eager steps to the bit.
 #include "cuda_support.h"
+#include "decoder.h"
 #include "op_support.h"
 
 #include <tapedeck/core/captured_step.h>
@@ -30,22 +31,6 @@ TEST(CapturedStep, OnTheCpuRunsTheFunction) {
   EXPECT_THAT(error_of([&] { step({Tensor()}); }), HasSubstr("captured step: an input is undefined"));
 }
 
-class Model final : public nn::Module {
- public:
-  explicit Model(Generator& g)
-      : fc(register_module("fc", nn::Linear({.in_features = 6, .out_features = 8 * 3 * 3}, g))),
-        norm(register_module("norm", nn::BatchNorm2d({.num_features = 8}))),
-        up(register_module(
-            "up",
-            nn::ConvTranspose2d(
-                {.in_channels = 8, .out_channels = 3, .kernel_size = 4, .stride = 2, .padding = 1}, g))) {}
-  Variable forward(const Variable& z) override { return up(relu(norm(reshape(fc(z), {-1, 8, 3, 3})))); }
-
-  nn::Linear fc;
-  nn::BatchNorm2d norm;
-  nn::ConvTranspose2d up;
-};
-
 /// Losses of all steps, and then all parameters, buffers and averages.
 struct Trained {
   std::vector<double> losses;
@@ -58,7 +43,7 @@ struct Trained {
 /// moving averages. Batches are of 16, and every fifth of 7.
 Trained train(bool captured, int steps, std::uint64_t reseed_at = 1000000) {
   Generator init(5), noise(9);
-  Model model(init);
+  SmallDecoder model(init);
   model.to(kCuda);
   optim::Adam adam(model.parameters(), {.lr = 1e-2});
   optim::StepLR schedule(adam, {.step_size = 7, .gamma = 0.9});
@@ -106,7 +91,7 @@ TEST_F(CudaCapturedStep, ReplaysEqualEagerStepsToTheBit) {
 /// Losses, parameters and the final scale of steps in a half type, the scale starting far too high.
 std::vector<std::vector<double>> train_half(DType dtype, bool captured, int steps) {
   Generator init(5);
-  Model model(init);
+  SmallDecoder model(init);
   model.to(kCuda);
   optim::Adam adam(model.parameters(), {.lr = 1e-2});
   optim::GradScaler scaler(kCuda, {.init_scale = 1e9, .growth_interval = 5});

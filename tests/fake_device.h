@@ -3,8 +3,10 @@
 #pragma once
 
 #include <tapedeck/core/caching_allocator.h>
+#include <tapedeck/core/error.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -112,5 +114,25 @@ class FakeDevice final : public DeviceMemory {
 
 inline int marks[4];
 inline const Stream kA = &marks[0], kB = &marks[1], kC = &marks[2];
+
+/// A caching allocator over a fake device of 64 MiB.
+struct CachingAllocatorTest : ::testing::Test {
+  FakeDevice device{64 * kMiB};
+  CachingAllocator allocator{"fake", device};
+
+  void* take(std::size_t bytes, Stream stream = kA) { return allocator.allocate(bytes, stream); }
+  void free(void* pointer, std::size_t bytes, Stream stream = kA) {
+    allocator.deallocate(pointer, bytes, stream);
+  }
+};
+
+inline std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
 
 }  // namespace tapedeck::test

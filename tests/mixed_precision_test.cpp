@@ -1,4 +1,5 @@
 // Autocast and gradient scaling: which types results have, and that training in half types follows float32.
+#include "decoder.h"
 #include "op_support.h"
 
 #include <cmath>
@@ -13,22 +14,6 @@ using ::testing::HasSubstr;
 Tensor numbers(const Shape& shape) {
   return random_tensor(shape, {}, -1, 1, 1);
 }
-
-class Model final : public nn::Module {
- public:
-  explicit Model(Generator& g)
-      : fc(register_module("fc", nn::Linear({.in_features = 6, .out_features = 8 * 3 * 3}, g))),
-        norm(register_module("norm", nn::BatchNorm2d({.num_features = 8}))),
-        up(register_module(
-            "up",
-            nn::ConvTranspose2d(
-                {.in_channels = 8, .out_channels = 3, .kernel_size = 4, .stride = 2, .padding = 1}, g))) {}
-  Variable forward(const Variable& z) override { return up(relu(norm(reshape(fc(z), {-1, 8, 3, 3})))); }
-
-  nn::Linear fc;
-  nn::BatchNorm2d norm;
-  nn::ConvTranspose2d up;
-};
 
 TEST(Autocast, ChoosesTypes) {
   const Variable x = numbers({2, 3}), w = numbers({4, 3}), image = numbers({1, 2, 3, 3});
@@ -62,7 +47,7 @@ TEST(Autocast, ChoosesTypes) {
 /// The loss and the gradients of one step.
 std::pair<double, std::vector<Tensor>> gradients(DType dtype, bool in_checkpoint) {
   Generator g(5);
-  Model model(g);
+  SmallDecoder model(g);
   const Tensor z = random_tensor({16, 6}, {}, -1, 1, 1), image = random_tensor({16, 3, 6, 6}, {}, 0, 1, 2);
   Tape tape;
   Variable loss;

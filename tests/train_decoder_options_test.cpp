@@ -55,6 +55,10 @@ TEST_F(TrainDecoder, WhatIsWrongGetsOneClearLine) {
       {{"--lr", "nan"}, 2, "--lr: nan is not legal"},
       {{"--steps", "3", "--epochs", "2"}, 2, "--epochs excludes --steps"},
       {{"--loss", "l7"}, 2, "--loss"},
+      {{"--precision", "half"}, 2, "--precision: half not in {highest,high,bfloat16,float16}"},
+      {{"--memory-snapshot", "m.txt"},
+       2,
+       "--memory-snapshot: m.txt is not legal; legal are names that end in"},
       {{"--checkpoint-every", "soon"}, 2, "interval soon is not legal"},
       {{"--data", "missing.npy"}, 1, "missing.npy"},
       {{"--data", "text.png"}, 1, "text.png"},
@@ -162,7 +166,7 @@ TEST(TrainDecoderConfig, IsCheckedAsTheFlagsAre) {
   }
   EXPECT_EQ(message_of<Error>([&] { options_from_json("{}", "x"); }), "x: batch is missing");
   EXPECT_THAT(message_of<Error>([&] { options_from_json("[1]", "x"); }), HasSubstr("not a JSON object"));
-  for (const char* key : {"resume", "help", "info"}) {
+  for (const char* key : {"resume", "help", "info", "memory_snapshot"}) {
     const std::string more = concat("{\"", key, "\": \"run\",") + text.substr(1);
     EXPECT_EQ(message_of<Error>([&] { options_from_json(more, "x"); }), concat("x: ", key, " is unknown"));
   }

@@ -47,6 +47,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Variant{"small", {}},
                     Variant{"dcgan_average_one_cycle",
                             {"--model", "dcgan", "--ema", "0.9", "--schedule", "one-cycle", "--unit-ball"}},
+                    Variant{"float16", {"--precision", "float16"}},
                     Variant{"dropout_bce",
                             {"--model", "model.txt", "--loss", "bce", "--schedule", "constant"}}),
     [](const auto& instance) { return instance.param.name; });

@@ -1,5 +1,8 @@
 // train_decoder: what a run writes and learns; and infer_decoder, which reads it.
+#include <set>
+
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include "train_decoder.h"
 
@@ -64,6 +67,44 @@ TEST_F(TrainDecoder, EveryLossTrains) {
     SCOPED_TRACE(loss);
     expect_ok(run(with({"--steps", "2", "--loss", loss})));
   }
+}
+
+TEST_F(TrainDecoder, EveryPrecisionTrains) {
+  const auto trained = [&](const char* precision) {
+    const std::string out = std::string("run-") + precision;
+    expect_ok(run(with({"--epochs", "12", "--precision", precision, "--out", out})));
+    EXPECT_THAT(content(out + "/config.json"), HasSubstr(concat("\"precision\": \"", precision, "\"")));
+    const std::string rows = metrics(out);
+    const std::string last = rows.substr(rows.rfind('\n', rows.size() - 2) + 1);
+    return std::stod(last.substr(last.find(',', last.find(',') + 1) + 1));  // step, epoch, loss
+  };
+  const double exact = trained("highest");
+  EXPECT_EQ(trained("high"), exact);  // a CPU has nothing less exact
+  for (const char* half : {"bfloat16", "float16"}) {
+    const double loss = trained(half);
+    EXPECT_NE(loss, exact) << half;
+    EXPECT_NEAR(loss, exact, 0.1 * exact) << half;
+  }
+}
+
+TEST_F(TrainDecoder, TellsWhatHeldItsMemory) {
+  for (const char* file : {"memory.json", "memory.html"}) {
+    expect_ok(run(with({"--steps", "5", "--memory-snapshot", file})));
+  }
+  const auto pools = nlohmann::json::parse(content("memory.json"));
+  ASSERT_EQ(pools.size(), 1u);
+  const auto& cpu = pools[0];
+  EXPECT_EQ(cpu["device"], "cpu");
+  std::set<std::string> ops;
+  std::set<std::uint64_t> steps;
+  for (const auto& event : cpu["history"]) {
+    const auto& tag = cpu["tags"][event[3].get<std::size_t>()];
+    if (tag["module"] == "ConvTranspose2d") ops.insert(tag["op"]);
+    steps.insert(event[4].get<std::uint64_t>());
+  }
+  EXPECT_THAT(ops, testing::IsSupersetOf({"conv_transpose2d", "conv2d", "conv_transpose2d_weight_grad"}));
+  EXPECT_THAT(steps, testing::ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(content("memory.html"), AllOf(StartsWith("<!doctype html>"), HasSubstr("\"device\": \"cpu\"")));
 }
 
 TEST_F(TrainDecoder, InfoTrainsNothing) {

@@ -23,8 +23,8 @@ using tapedeck::Error;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Options, data, size, channels, model, latent, device, epochs, steps,
                                    minutes, batch, loss, ssim_weight, lr, code_lr, schedule, code_init,
-                                   code_stddev, unit_ball, ema, seed, threads, workers, checkpoint_every,
-                                   sample_every, log_every)
+                                   code_stddev, unit_ball, ema, precision, seed, threads, workers,
+                                   checkpoint_every, sample_every, log_every)
 
 namespace {
 
@@ -147,6 +147,10 @@ std::vector<CLI::Option*> declare(CLI::App& app, Options& o) {
              "Decay of a moving average of the decoder's weights, e.g. 0.999, which\npictures and the "
              "final report then use; 0: none")
           ->check(within(0, 0.999999)));
+  how(app.add_option("--precision", o.precision,
+                     "How exact products are: highest (float32), high (TF32, on a GPU), or of bfloat16 or\n"
+                     "float16 numbers, while weights stay float32")
+          ->check(CLI::IsMember({"highest", "high", "bfloat16", "float16"})));
   how(app.add_option("--seed", o.seed, "Seed of weights, codes and order")
           ->check(whole_within(0, 9'000'000'000'000'000)));
 
@@ -182,6 +186,15 @@ std::vector<CLI::Option*> declare(CLI::App& app, Options& o) {
              ->type_name("INTERVAL"));
   output(app.add_option("--log-every", o.log_every, "Steps in a row of metrics.csv")
              ->check(whole_within(1, kMany)));
+  output(
+      app.add_option("--memory-snapshot", o.memory_snapshot,
+                     "At the end, or when memory runs out: what held how much of the device's memory when,\n"
+                     "as a page (.html) or for programs (.json)")
+          ->type_name("FILE")
+          ->check(checked_by([](const std::string& text) {
+            check(text.ends_with(".html") || text.ends_with(".json"), text,
+                  " is not legal; legal are names that end in .html and .json");
+          })));
   output(app.add_flag("--quiet", o.quiet, "No progress, only the result"));
 
   const auto other = [&](CLI::Option* option) { option->group("Other"); };

@@ -45,6 +45,7 @@ struct Options {
   double code_stddev = 0.2;
   bool unit_ball = false;
   double ema = 0;
+  std::string precision = "highest";
   std::int64_t seed = 0;
 
   // The machine; nothing of this changes the result.
@@ -60,6 +61,7 @@ struct Options {
   // One call of the program; not part of the configuration.
   std::string resume;
   std::int64_t stop_at = 0;
+  std::string memory_snapshot;
   bool info = false;
   bool quiet = false;
 };

@@ -328,6 +328,18 @@ class Session {
   Clock::time_point start_ = Clock::now();
 };
 
+/// The file of --memory-snapshot, if it is asked for.
+void write_memory(const Options& options, const std::optional<Trainer>& trainer) {
+  if (options.memory_snapshot.empty()) return;
+  std::vector<std::string> snapshots = {memory_snapshot(device(options.device))};
+  std::string graphs = trainer ? trainer->graph_memory() : "";
+  if (!graphs.empty()) snapshots.push_back(std::move(graphs));
+  std::string list;
+  for (const std::string& snapshot : snapshots) list += (list.empty() ? "[" : ",\n") + snapshot;
+  data::write_atomically(options.memory_snapshot,
+                         options.memory_snapshot.ends_with(".json") ? list + "]\n" : memory_page(snapshots));
+}
+
 }  // namespace
 
 void print_info(const Options& options) {
@@ -367,10 +379,25 @@ int train(const Options& options) {
   Checkpoint checkpoint;
   if (resume) checkpoint = load_checkpoint(*folder, description);
   const Length length = length_of(options, dataset->size());
-  Trainer trainer(options, dataset, description, length.steps);
-  if (checkpoint.state.empty()) trainer.initialise();
-  if (!resume) folder = RunFolder::create(options.out, options.data, options.model);
-  return Session(options, *folder, description, length, trainer, std::move(checkpoint)).run();
+  set_float32_precision(options.precision == "high" ? Precision::high : Precision::highest);
+
+  if (!options.memory_snapshot.empty()) record_memory_history(device(options.device), true);
+  std::optional<Trainer> trainer;
+  int status = 0;
+  try {
+    trainer.emplace(options, dataset, description, length.steps);
+    if (checkpoint.state.empty()) trainer->initialise();
+    if (!resume) folder = RunFolder::create(options.out, options.data, options.model);
+    status = Session(options, *folder, description, length, *trainer, std::move(checkpoint)).run();
+  } catch (const Error&) {
+    try {
+      write_memory(options, trainer);
+    } catch (const Error&) {  // the first error tells more
+    }
+    throw;
+  }
+  write_memory(options, trainer);
+  return status;
 }
 
 }  // namespace train_decoder

@@ -44,6 +44,11 @@ data::DataLoaderOptions loader_options(const Options& options) {
           .pinned = device(options.device).is_cuda()};
 }
 
+DType product_type(const Options& options) {
+  if (options.precision == "bfloat16") return DType::bfloat16;
+  return options.precision == "float16" ? DType::float16 : DType::float32;
+}
+
 }  // namespace
 
 Tensor psnr(const Tensor& images, const Tensor& originals) {
@@ -85,6 +90,7 @@ Trainer::Trainer(const Options& options, std::shared_ptr<const Dataset> dataset,
         decoder_.parameters(),
         optim::ExponentialMovingAverage::Options{.decay = options.ema, .warmup = true});
   }
+  if (options.precision == "float16") scaler_.emplace(device_);
   set_schedule(length > 0 ? length : kTicks);
 }
 
@@ -170,14 +176,25 @@ Tensors Trainer::train_on(const Tensors& batch) {
   Variable value, output;
   {
     Tape tape;
-    value = loss(codes_(indices), images, output);
-    tape.backward(value);
+    {
+      const Autocast products(product_type(options_));
+      value = loss(codes_(indices), images, output);
+    }
+    tape.backward(scaler_ ? scaler_->scale(value) : value);
   }
-  optimizer_->step();
+  if (scaler_) {
+    scaler_->unscale(decoder_.parameters());
+    scaler_->unscale(codes_.parameters());
+    scaler_->step(*optimizer_);
+    scaler_->update();
+  } else {
+    optimizer_->step();
+  }
   if (options_.unit_ball) project_codes();
   if (average_) average_->update();
   const NoTape no_tape;
-  return {stack({cast(value, DType::float64), mean(psnr(output.tensor(), images))}, 0).tensor()};
+  return {stack({cast(value, DType::float64), mean(psnr(output.tensor().to(DType::float32), images))}, 0)
+              .tensor()};
 }
 
 void Trainer::project_codes() {
@@ -219,6 +236,7 @@ nn::StateDict Trainer::state_dict() const {
   append(state, "optimizer.", optimizer_->state_dict());
   if (schedule_) append(state, "schedule.", schedule_->state_dict());
   if (average_) append(state, "average.", average_->state_dict());
+  if (scaler_) append(state, "scaler.", scaler_->state_dict());
   const Generator& generator = default_generator();
   const auto signed_number = [](std::uint64_t value) { return static_cast<std::int64_t>(value); };
   state.emplace_back("loader", Tensor::from({batches_.epoch(), batches_.position()}, {2}));
@@ -234,6 +252,7 @@ void Trainer::load_state_dict(const nn::StateDict& state) {
   optimizer_->load_state_dict(part_of(state, "optimizer."));
   if (schedule_) schedule_->load_state_dict(part_of(state, "schedule."));
   if (average_) average_->load_state_dict(part_of(state, "average."));
+  if (scaler_) scaler_->load_state_dict(part_of(state, "scaler."));
   const auto loader = numbers(state, "loader", 2), generator = numbers(state, "generator", 2);
   batch_.reset();
   batches_.seek(loader[0], loader[1]);

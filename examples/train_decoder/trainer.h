@@ -60,6 +60,9 @@ class Trainer {
   /// The mean over all images of their PSNR. `stop()` is asked between batches; NaN when it says so.
   double mean_psnr(const std::function<bool()>& stop);
 
+  /// memory_snapshot() of what steps as graphs use; empty where there are none.
+  std::string graph_memory() const { return train_.memory_snapshot(); }
+
   /// All that the next steps depend on.
   tapedeck::nn::StateDict state_dict() const;
   /// Continues from `state` to the same bits. Throws tapedeck::Error when it does not fit.
@@ -83,6 +86,7 @@ class Trainer {
   std::unique_ptr<tapedeck::optim::Adam> optimizer_;
   std::unique_ptr<tapedeck::optim::Scheduler> schedule_;  // null: constant
   std::unique_ptr<tapedeck::optim::ExponentialMovingAverage> average_;
+  std::optional<tapedeck::optim::GradScaler> scaler_;  // for float16
   tapedeck::data::DataLoader loader_;
   tapedeck::data::DeviceLoader batches_;
   std::optional<tapedeck::data::DeviceLoader::Iterator> batch_;

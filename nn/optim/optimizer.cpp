@@ -49,7 +49,7 @@ void Optimizer::complete(State& state, std::size_t slots) {
 }
 
 void Optimizer::step(const Tensor& skip) {
-  const auto scope = detail::ActivityScope::op(kind_);
+  const auto scope = ActivityScope::op(kind_);
   std::vector<std::vector<OptimizerBatch>> all;  // of each group, one for each dtype and device
   std::size_t at = 0;
   for (const Group& group : groups_) {
