@@ -288,6 +288,11 @@ void CachingAllocator::settle(StreamCache& cache) {
   cache.pending = false;
 }
 
+void CachingAllocator::retire(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = caches_.find(stream); found != caches_.end()) finish(found->second);
+}
+
 // ---- limit, statistics ----
 
 std::size_t CachingAllocator::trim() {

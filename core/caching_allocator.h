@@ -80,6 +80,9 @@ class CachingAllocator final : public Allocator {
   /// Ends the program when `pointer` is not in use or `bytes` is not what was asked for.
   void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override;
 
+  /// Before a stream is destroyed, when all that was allocated there has been freed: waits until its work has
+  /// no use for that. Everybody may have it then.
+  void retire(Stream stream);
   /// Gives every segment without a block in use back to the device; returns how many bytes.
   std::size_t trim();
   /// At most this many bytes are taken from the device; trims when there are more.

@@ -26,7 +26,8 @@ struct Replayed {
 
   std::size_t add(std::function<double()> source) {
     check(sources.size() < kNumbers, "captured step: it reads more than ", kNumbers,
-          " numbers: learning rates, two for each generator, and what replayed_number() gives");
+          " numbers: three for each group of an optimizer, two for each generator, and what "
+          "replayed_number() gives");
     sources.push_back(std::move(source));
     return sources.size() - 1;
   }
@@ -63,11 +64,16 @@ bool is_capturing() {
 }
 
 Tensor replayed_number(Device device, std::function<double()> number) {
+  return replayed_numbers(device, {std::move(number)});
+}
+
+Tensor replayed_numbers(Device device, std::vector<std::function<double()>> numbers) {
   if (capturing == nullptr) return {};
   check(device == capturing->place.device(), "captured step: it runs on ", capturing->place.device(),
         " but a number is wanted on ", device);
-  const auto at = static_cast<std::int64_t>(capturing->add(std::move(number)));
-  return capturing->place.slice(at, at + 1);
+  const auto begin = static_cast<std::int64_t>(capturing->sources.size());
+  for (auto& number : numbers) capturing->add(std::move(number));
+  return capturing->place.slice(begin, static_cast<std::int64_t>(capturing->sources.size()));
 }
 
 /// What is captured of a generator, from its first draw on.

@@ -91,6 +91,7 @@ class Graph final : public detail::CapturedGraph {
       : pool_(std::move(pool)), context_(context.device(), context.stream(), pool_->allocator) {}
   ~Graph() override {
     if (executable_ == nullptr) return;
+    ++detail::synchronizations;
     (void)cudaStreamSynchronize(stream());
     (void)cudaGraphExecDestroy(executable_);
   }

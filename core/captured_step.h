@@ -43,8 +43,8 @@ struct Replayed;
 /// - may change tensors in place, as optimizers do, but what it replaces (a gradient, a Variable's tensor) is
 ///   not there for the next replay to read: begin with zero_grad();
 /// - must not depend on anything else on the host, whose code does not run: schedulers are stepped outside.
-///   The learning rates of optimizers and the states of generators are read anew at each replay; that an
-///   optimizer's momentum or weight decay has changed is an error then.
+///   What may change in the groups of optimizers (lr, momentum, weight_decay) and the states of generators
+///   are read anew at each replay.
 /// What it uses, generators and optimizers included, must live as long as the captured step.
 ///
 /// The graph's memory is its own, and is used by nothing else until the captured step is destroyed: results,
@@ -89,6 +89,8 @@ bool is_capturing();
 /// While a step is captured: a float64 tensor on `device`, of one element, that holds `number()`, called
 /// once before each replay, which may change what it likes on the host. Undefined else.
 Tensor replayed_number(Device device, std::function<double()> number);
+/// The same for several: a tensor of as many elements.
+Tensor replayed_numbers(Device device, std::vector<std::function<double()>> numbers);
 
 namespace detail {
 
@@ -105,7 +107,7 @@ std::uint64_t& captured_draws(Generator& generator);
 const double* captured_numbers();
 
 /// Numbers that a replay reads.
-inline constexpr std::size_t kNumbers = 64;
+inline constexpr std::size_t kNumbers = 256;
 
 /// A graph on a device, and the memory that it lives in.
 struct CapturedGraph {

@@ -7,7 +7,8 @@
 namespace tapedeck {
 
 /// A device, a stream on it and the allocator that serves both. A user may own one, over a stream of
-/// their own, and make it current for a scope; otherwise each device's default context is used. That of a
+/// their own, and make it current for a scope (before the stream is destroyed: retire_stream() of
+/// core/memory.h); otherwise each device's default context is used. That of a
 /// CUDA device has a stream of its own, which neither waits for CUDA's default stream nor is waited for by
 /// it: only such a stream can be captured in a graph.
 class Context {

@@ -118,7 +118,9 @@ void copy_bytes(const Tensor& in, const Tensor& out) {
   const cudaStream_t stream = stream_of(device);
   check_cuda(cudaMemcpyAsync(out.raw(), in.raw(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   const bool waits = out.device().is_cpu() || (in.device().is_cpu() && is_pinned(in));
-  if (waits) check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  if (!waits) return;
+  ++detail::synchronizations;
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 /// The same between two GPUs: `out`'s stream goes on after the copy on `in`'s.

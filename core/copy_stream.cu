@@ -36,6 +36,7 @@ class Copies final : public CopyStream {
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~Copies() override {
+    ++detail::synchronizations;
     (void)cudaStreamSynchronize(stream_);
     for (const Kept& kept : kept_) memory_.release_event(kept.copied);
     (void)cudaStreamDestroy(stream_);

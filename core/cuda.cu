@@ -48,6 +48,7 @@ int cuda_device_count() {
 
 void synchronize(Device device) {
   const DeviceScope scope(device);
+  ++detail::synchronizations;
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
@@ -98,7 +99,10 @@ class CudaMemory final : public DeviceMemory {
     check_cuda(status, "cudaEventQuery");
     return true;
   }
-  void wait(Event event) noexcept override { (void)cudaEventSynchronize(static_cast<cudaEvent_t>(event)); }
+  void wait(Event event) noexcept override {
+    ++detail::synchronizations;
+    (void)cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+  }
   void release_event(Event event) noexcept override {
     try {
       const std::lock_guard lock(mutex_);

@@ -51,6 +51,10 @@ void synchronize(Device device) {
   TAPEDECK_KERNEL(device, synchronize)(device);
 }
 
+std::uint64_t synchronizations() {
+  return detail::synchronizations;
+}
+
 std::string to_string(Device device) {
   return device.is_cpu() ? "cpu" : concat("cuda:", device.index);
 }

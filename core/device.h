@@ -1,6 +1,8 @@
 // Devices: where bytes live and work runs.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -27,6 +29,12 @@ std::string to_string(Device device);
 
 /// Returns when all work that was queued on the device is done. Work on the CPU always is.
 void synchronize(Device device);
+/// How often the program has waited for a GPU so far: never in a step that reads nothing back.
+std::uint64_t synchronizations();
+
+namespace detail {
+inline std::atomic<std::uint64_t> synchronizations = 0;
+}
 
 namespace cpu {
 void synchronize(Device device);

@@ -1,6 +1,7 @@
 #include <tapedeck/core/error.h>
 
 #include <charconv>
+#include <cmath>
 #include <locale>
 #include <sstream>
 
@@ -28,7 +29,7 @@ void append(std::string& text, double value) {
     stream << value;
     const std::string number = stream.str();
     double read = 0;
-    if (digits < 17 && value - value == 0 && !(stream >> read && read == value)) continue;
+    if (digits < 17 && std::isfinite(value) && !(stream >> read && read == value)) continue;
     text += number;
     return;
   }

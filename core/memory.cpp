@@ -22,6 +22,9 @@ void reset_peak_memory_stats(Device device) {
 std::size_t empty_cache(Device device) {
   return allocator_of(device).trim();
 }
+void retire_stream(Device device, Stream stream) {
+  allocator_of(device).retire(stream);
+}
 void set_memory_limit(Device device, std::size_t bytes) {
   allocator_of(device).set_limit(bytes);
 }

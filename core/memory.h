@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <tapedeck/core/allocator.h>
 #include <tapedeck/core/device.h>
 
 namespace tapedeck {
@@ -48,6 +49,9 @@ MemoryStats memory_stats(Device device = {});
 void reset_peak_memory_stats(Device device = {});
 /// Gives cached memory that no block uses back to the device; returns how many bytes.
 std::size_t empty_cache(Device device = {});
+/// Before a stream of the user's is destroyed, when all tensors that were made there are gone: waits until
+/// its work has no use for their memory, which other streams may have then.
+void retire_stream(Device device, Stream stream);
 /// Lets the allocator reserve at most `bytes`; cached memory above it is given back. Blocks in use stay,
 /// even above the limit.
 void set_memory_limit(Device device, std::size_t bytes);

@@ -129,6 +129,17 @@ struct CenteredMomentumRmsprop : Rmsprop<A> {
   }
 };
 
+/// The settings that OptimizerBatch::live holds.
+TAPEDECK_HD inline void set_live(SgdSettings& s, const double* live) {
+  s.lr = live[0], s.momentum = live[1], s.weight_decay = live[2];
+}
+TAPEDECK_HD inline void set_live(AdamSettings& s, const double* live) {
+  s.lr = live[0], s.beta1 = live[1], s.weight_decay = live[2];
+}
+TAPEDECK_HD inline void set_live(RmspropSettings& s, const double* live) {
+  s.lr = live[0], s.momentum = live[1], s.weight_decay = live[2];
+}
+
 /// Calls f.template operator()<Rule, slots>() with the rule for the settings and a batch with so many slots.
 template <class A, class F>
 void visit_rule(const SgdSettings& s, std::size_t, const F& f) {

@@ -57,10 +57,14 @@ void check_optimizer_batch(const char* op, const OptimizerBatch& batch) {
       check_like(op, "slot", slot[i], slot_dtype(parameter.dtype()), parameter);
     }
   }
-  if (count == 0 || !batch.skip.defined()) return;
+  if (count == 0) return;
   const Device device = batch.parameters[0].device();
-  check(batch.skip.dtype() == DType::uint8 && batch.skip.count() == 1 && batch.skip.device() == device, op,
-        ": skip is ", batch.skip, "; legal is one uint8 on ", device);
+  const Tensor& live = batch.live;
+  check(!live.defined() || (live.dtype() == DType::float64 && live.count() == 3 && live.device() == device),
+        op, ": live is ", live, "; legal are three float64 on ", device);
+  check(!batch.skip.defined() ||
+            (batch.skip.dtype() == DType::uint8 && batch.skip.count() == 1 && batch.skip.device() == device),
+        op, ": skip is ", batch.skip, "; legal is one uint8 on ", device);
 }
 
 void sgd_step(const OptimizerBatch& batch, const SgdSettings& settings) {
@@ -177,7 +181,7 @@ template <class Settings>
 void update(const char* op, const OptimizerBatch& batch, Settings settings) {
   if (batch.skip.defined() && *batch.skip.data<std::uint8_t>() != 0) return;
   count_step(batch);
-  if (batch.lr.defined()) settings.lr = *batch.lr.data<double>();
+  if (batch.live.defined()) formula::set_live(settings, batch.live.data<double>());
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     formula::visit_rule<A>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {

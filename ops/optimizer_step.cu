@@ -120,7 +120,7 @@ __device__ __forceinline__ void for_each_vector(const P& piece, const F& f) {
 /// Arrays: parameter, gradient, counter, slots. Counters count this step already.
 template <class T, class Rule, int kSlots, class Settings, std::size_t... k>
 __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, Settings settings,
-                                             const double* lr, const std::uint8_t* skip,
+                                             const double* live, const std::uint8_t* skip,
                                              std::index_sequence<k...>) {
   if (skip != nullptr && *skip != 0) return;
   using A = accumulate_t<T>;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list,
   __shared__ alignas(Rule) unsigned char made[sizeof(Rule)];
   if (threadIdx.x == 0) {
     const auto* const step = static_cast<const std::int64_t*>(list.arrays[2][piece.tensor]);
-    if (lr != nullptr) settings.lr = *lr;
+    if (live != nullptr) formula::set_live(settings, live);
     new (made) Rule(settings, static_cast<double>(*step));
   }
   __syncthreads();
@@ -151,8 +151,8 @@ __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list,
 template <class T, class Rule, int kSlots, class Settings>
 __global__ void __launch_bounds__(kThreads)
     update_kernel(const __grid_constant__ TensorList<3 + kSlots> list,
-                  const __grid_constant__ Settings settings, const double* lr, const std::uint8_t* skip) {
-  update_piece<T, Rule, kSlots>(list, settings, lr, skip, std::make_index_sequence<kSlots>());
+                  const __grid_constant__ Settings settings, const double* live, const std::uint8_t* skip) {
+  update_piece<T, Rule, kSlots>(list, settings, live, skip, std::make_index_sequence<kSlots>());
 }
 
 __global__ void __launch_bounds__(kTensors)
@@ -176,7 +176,7 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
   const Device device = batch.parameters[0].device();
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
-  const double* const lr = batch.lr.defined() ? batch.lr.data<double>() : nullptr;
+  const double* const live = batch.live.defined() ? batch.live.data<double>() : nullptr;
   const std::uint8_t* const skip = batch.skip.defined() ? batch.skip.data<std::uint8_t>() : nullptr;
   count_step(op, batch, skip, stream);
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
@@ -189,7 +189,7 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
       };
       for_each_list<3 + kSlots>(batch.parameters, arrays, [&](const auto& list, std::int64_t) {
         update_kernel<T, Rule, static_cast<int>(kSlots)>
-            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, lr, skip);
+            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, live, skip);
         check_launch(op);
       });
     });

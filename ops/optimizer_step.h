@@ -31,7 +31,8 @@ struct OptimizerBatch {
   Tensors parameters, gradients;
   Tensors steps;               ///< int64, one element each: updates so far; the call counts on
   std::vector<Tensors> slots;  ///< what the optimizer remembers, in the order that the call states
-  Tensor lr = {};    ///< or none: one float64 on the device, which takes the place of the settings' lr
+  Tensor live =
+      {};  ///< or none: float64 {lr, momentum (beta1), weight_decay} on the device, for the settings'
   Tensor skip = {};  ///< or none: one uint8 on the device; nothing happens where it is not 0
 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds Tapedeck with CUDA, runs all tests that use a GPU, then each of them under NVIDIA's compute-sanitizer.
 # Fails where there is no GPU.
-#   --binaries DIR   runs tests that were built already
+#   --binaries DIR   runs tests, and in TAPEDECK_EXAMPLES or there the examples, that were built already
 #   --tools LIST     the sanitizer's tools, separated by commas; "none" for no sanitizer
 #                    (memcheck,initcheck,racecheck,synccheck)
 #   --filter REGEX   only tests whose name matches, as Suite.Test
@@ -12,10 +12,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-words=(cuda_core cuda_ops cuda_reductions cuda_training cuda_conv captured_step device_loader)
+words=(cuda_core cuda_memory cuda_streams cuda_profiler cuda_ops cuda_reductions cuda_gradcheck cuda_training cuda_conv
+  captured_step device_loader large_tensor train_decoder_cuda examples)
 binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
 # Long, and nothing but repetition to a sanitizer.
-long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch'
+long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch|HundredReruns|BehindEvents|TrainDecoder|Examples'
 
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -36,6 +37,8 @@ if [ -z "$binaries" ]; then
   cmake -S . -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release -DTAPEDECK_CUDA=ON
   cmake --build build/cuda --target "${words[@]/%/_test}"
   binaries=build/cuda/tests
+else
+  export TAPEDECK_EXAMPLES=${TAPEDECK_EXAMPLES:-$PWD/$binaries}
 fi
 export TAPEDECK_REQUIRE_CUDA=1
 rm -rf "$logs"
@@ -44,17 +47,29 @@ failed=0
 
 for word in "${words[@]}"; do
   result=passed
-  "$binaries/${word}_test" >"$logs/$word.log" 2>&1 || { result=FAILED failed=1; }
+  "$binaries/${word}_test" --gtest_filter='*Cuda*:*/cuda' >"$logs/$word.log" 2>&1 || { result=FAILED failed=1; }
   printf '%-14s %s: %s\n' "$word" "$result" "$(grep -E 'suites? ran' "$logs/$word.log" | sed 's/.*=\] //')"
   [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$logs/$word.log" | head -40
 done
+
+# The same bits from a hundred runs in each of two processes at once.
+if [ -x "$binaries/cuda_training_test" ]; then
+  for process in 1 2; do
+    "$binaries/cuda_training_test" --gtest_filter='*HundredReruns*' >"$logs/reruns.$process.log" 2>&1 &
+  done
+  wait
+  bits=$(grep '^bits: ' "$logs/reruns.1.log" || true)
+  result=equal
+  if [ -z "$bits" ] || [ "$bits" != "$(grep '^bits: ' "$logs/reruns.2.log")" ]; then result=DIFFERENT failed=1; fi
+  echo "200 runs in 2 processes at once: $result"
+fi
 
 # check <tool> <word> <test>: one test under one tool.
 check() {
   local log=$logs/$1.$3.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
   # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
   case $1.$2 in
-    *.cuda_core) ;;
+    *.cuda_core | *.cuda_memory | *.cuda_streams) ;;
     memcheck.cuda_* | initcheck.cuda_*) export TAPEDECK_CUDA_CACHE=0 ;;
   esac
   # cudaMalloc is meant to fail in one test, and capturing in another.
@@ -75,7 +90,7 @@ if [ "$tools" != none ]; then
         awk -v tool="$tool" -v word="$word" '/^[A-Za-z]+\.$/ {suite = $1} /^  / {print tool, word, suite $1}' |
         grep -vE "$long" | grep -E "$filter" || true
     done
-  done | grep -E ' (Cuda|Captured)' | xargs -P "$jobs" -L 1 bash -c 'check "$@"' check | tee "$logs/sanitizers.txt"
+  done | grep ' Cuda' | xargs -P "$jobs" -L 1 bash -c 'check "$@"' check | tee "$logs/sanitizers.txt"
   grep -c clean "$logs/sanitizers.txt" | sed 's/$/ runs under the sanitizer were clean/' || true
   if grep -q FAILED "$logs/sanitizers.txt"; then
     failed=1

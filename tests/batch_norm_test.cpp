@@ -17,30 +17,20 @@ TEST(BatchNorm, TrainingEqualsItsDefinition) {
     const Tensor x = (randn(shape, kDouble) * 2.0 + 5.0).tensor(), gy = randn(shape, kDouble);
     const Tensor w = randn({c}, kDouble), b = randn({c}, kDouble);
     Reference reference{channels(shape), channels(shape), {}, {}, {}, {}, {}, {}};
-    reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(), gy.to_vector<double>(),
-                  kEps);
-    for (Layout layout : layouts(shape)) {
-      const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
-                     bias = Variable::parameter(b);
-      const Tensor mean = Tensor::full({c}, 2, kDouble), var = Tensor::full({c}, 3, kDouble);
-      Tape tape;
-      const Variable y =
-          batch_norm(leaf, weight, bias, mean, var, {.training = true, .momentum = momentum, .eps = kEps});
-      EXPECT_EQ(y.tensor().layout(), layout);
-      tape.backward(y, {.gradient = gy});
-      EXPECT_EQ(leaf.grad().tensor().layout(), layout);
-      expect_near(y, reference.y);
-      expect_near(leaf.grad(), reference.gx);
-      expect_near(weight.grad(), reference.gw);
-      expect_near(bias.grad(), reference.gb);
-      std::vector<double> moved_mean, moved_var;
-      for (std::size_t i = 0; i < static_cast<std::size_t>(c); ++i) {
-        moved_mean.push_back((1 - momentum) * 2 + momentum * reference.mean[i]);
-        moved_var.push_back((1 - momentum) * 3 + momentum * reference.var[i] * n / (n - 1));
-      }
-      expect_near(mean, moved_mean);
-      expect_near(var, moved_var);
-    }
+    expect_norm(
+        reference, x, w, b, gy, [&](const Variable& in, const Variable& weight, const Variable& bias) {
+          const Tensor mean = Tensor::full({c}, 2, kDouble), var = Tensor::full({c}, 3, kDouble);
+          const Variable y =
+              batch_norm(in, weight, bias, mean, var, {.training = true, .momentum = momentum, .eps = kEps});
+          std::vector<double> moved_mean, moved_var;
+          for (std::size_t i = 0; i < static_cast<std::size_t>(c); ++i) {
+            moved_mean.push_back((1 - momentum) * 2 + momentum * reference.mean[i]);
+            moved_var.push_back((1 - momentum) * 3 + momentum * reference.var[i] * n / (n - 1));
+          }
+          expect_near(mean, moved_mean);
+          expect_near(var, moved_var);
+          return y;
+        });
   }
 }
 
@@ -52,21 +42,14 @@ TEST(BatchNorm, EvaluationUsesTheRunningStatistics) {
     const Tensor mean = randn({c}, kDouble), var = (rand({c}, kDouble) + 0.5).tensor();
     Reference reference{
         channels(shape), channels(shape), mean.to_vector<double>(), var.to_vector<double>(), {}, {}, {}, {}};
-    reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(), gy.to_vector<double>(),
-                  kEps, true);
-    for (Layout layout : layouts(shape)) {
-      const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
-                     bias = Variable::parameter(b);
-      const Tensor before = mean.clone();
-      Tape tape;
-      const Variable y = batch_norm(leaf, weight, bias, mean, var, {.eps = kEps});
-      tape.backward(y, {.gradient = gy});
-      expect_near(y, reference.y);
-      expect_near(leaf.grad(), reference.gx);
-      expect_near(weight.grad(), reference.gw);
-      expect_near(bias.grad(), reference.gb);
-      EXPECT_EQ(values(mean), values(before));
-    }
+    const Tensor before = mean.clone();
+    expect_norm(
+        reference, x, w, b, gy,
+        [&](const Variable& in, const Variable& weight, const Variable& bias) {
+          return batch_norm(in, weight, bias, mean, var, {.eps = kEps});
+        },
+        true);
+    EXPECT_EQ(values(mean), values(before));
   }
 }
 

@@ -265,6 +265,19 @@ TEST_F(CachingAllocatorTest, PeaksFollowAndReset) {
   EXPECT_EQ(allocator.stats().peak_reserved, 2 * kMiB);
 }
 
+TEST_F(CachingAllocatorTest, AsksNothingOfARetiredStream) {
+  void* a = take(5 * kMiB, kA);
+  device.use(a, 5 * kMiB, kA);
+  free(a, 5 * kMiB, kA);
+  device.read_journal();
+  allocator.retire(kA);
+  EXPECT_THAT(device.read_journal(), ElementsAre("record", "wait"));
+  allocator.retire(kA);
+  allocator.retire(kC);  // where nothing was allocated
+  EXPECT_EQ(take(6 * kMiB, kB), a);
+  EXPECT_THAT(device.read_journal(), IsEmpty());
+}
+
 TEST(CachingAllocator, DestructorGivesEverythingBack) {
   FakeDevice device(64 * kMiB);
   {

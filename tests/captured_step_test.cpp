@@ -143,6 +143,57 @@ TEST_F(CudaCapturedStep, ReadsSeedsAnew) {
   EXPECT_NE(other.losses, eager.losses);
 }
 
+TEST_F(CudaCapturedStep, OptimizersSettingsAreReadAnew) {
+  using Make = std::function<std::unique_ptr<optim::Optimizer>(const Variables&)>;
+  const std::vector<std::pair<const char*, Make>> optimizers = {
+      {"SGD",
+       [](const Variables& p) {
+         return std::make_unique<optim::SGD>(p, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+       }},
+      {"AdamW",
+       [](const Variables& p) {
+         return std::make_unique<optim::AdamW>(p, optim::AdamW::Options{.lr = 0.01});
+       }},
+      {"RMSprop", [](const Variables& p) {
+         return std::make_unique<optim::RMSprop>(p, optim::RMSprop::Options{.lr = 0.01, .momentum = 0.5});
+       }}};
+  for (const auto& [name, make] : optimizers) {
+    SCOPED_TRACE(name);
+    const auto train = [&](bool captured, bool changed) {
+      const Variable w = Variable::parameter(random_tensor({50}, {}, -1, 1).to(kCuda));
+      const auto optimizer = make({w});
+      const auto run = [&](const Tensors& x) -> Tensors {
+        optimizer->zero_grad();
+        Tape tape;
+        tape.backward(sum(square(w - x[0])));
+        optimizer->step();
+        return {};
+      };
+      CapturedStep step(kCuda, run);
+      for (int i = 0; i < 12; ++i) {
+        const Tensor x = Tensor::full({50}, i, {.device = kCuda});
+        if (changed && i == 5) optimizer->groups()[0].momentum = 0.7;
+        if (changed && i == 8) optimizer->groups()[0].weight_decay = 0.3;
+        captured ? step({x}) : run({x});
+      }
+      return w.tensor().to_vector<float>();
+    };
+    EXPECT_EQ(train(true, true), train(false, true));
+    EXPECT_NE(train(true, true), train(true, false));
+  }
+  const Variable w = Variable::parameter(Tensor::ones({3}, {.device = kCuda}));
+  optim::SGD sgd({w}, {.lr = 0.1});
+  CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors {
+    w.set_grad(x[0]);
+    sgd.step();
+    return {};
+  });
+  for (int i = 0; i < 3; ++i) step({Tensor::ones({3})});
+  sgd.groups()[0].momentum = 0.9;
+  EXPECT_THAT(error_of([&] { step({Tensor::ones({3})}); }),
+              HasSubstr("SGD: momentum of group 0 has become 0.9 since its step was captured"));
+}
+
 TEST_F(CudaCapturedStep, DrawsAgainInCheckpoints) {
   const Tensor labels = Tensor::from<std::int64_t>({1, 0, 3, 2}, {4}).to(kCuda);
   const auto train = [&](bool captured) {

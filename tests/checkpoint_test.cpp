@@ -10,6 +10,8 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/arithmetic.h>
 
+#include "errors.h"
+
 namespace tapedeck {
 namespace {
 
@@ -26,15 +28,6 @@ Variable leaf(const Shape& shape, std::uint64_t seed) {
 
 std::vector<double> values(const Variable& x) {
   return x.tensor().to_vector<double>();
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 struct Checkpoint : ::testing::Test {

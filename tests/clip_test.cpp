@@ -7,20 +7,10 @@
 #include <gtest/gtest.h>
 #include <tapedeck/ops/optimizer_step.h>
 
+#include "errors.h"
+
 namespace tapedeck::optim {
 namespace {
-
-using ::testing::HasSubstr;
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 TEST(GlobalNorm, IsExactAndScales) {
   const Tensor a = Tensor::from<float>({3, 0, 0}, {3}), b = Tensor::full({40000}, 0.02);

@@ -10,6 +10,8 @@
 
 #include <tapedeck/ops/conv/kernels.h>
 
+#include "errors.h"
+
 namespace tapedeck::test {
 
 /// Calls f on the reference kernels and on the fast ones with each instruction set that the machine has.
@@ -32,17 +34,6 @@ void for_each_path(F f) {
   }
   set_conv_algorithm(ConvAlgorithm::automatic);
   limit_instruction_set(InstructionSet::avx512);
-}
-
-/// The text of the Error that f throws.
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace tapedeck::test

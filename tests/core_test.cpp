@@ -1,7 +1,6 @@
 // Shapes, devices, dtypes, contexts, copies and checks for finite numbers.
 #include <cmath>
-
-#include <functional>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <thread>
@@ -20,6 +19,8 @@
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/core/variable.h>
 
+#include "errors.h"
+
 namespace tapedeck {
 namespace {
 
@@ -29,15 +30,6 @@ using ::testing::HasSubstr;
 
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16,
                              DType::float16, DType::int64,   DType::uint8};
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // ---- texts ----
 
@@ -50,6 +42,17 @@ TEST(Error, JoinsWhatItIsGiven) {
   EXPECT_EQ(concat(), "");
   EXPECT_EQ(error_of([] { check(1 + 1 == 3, "sum: ", 2, " is not ", 3); }), "sum: 2 is not 3");
   EXPECT_NO_THROW(check(true, "unused"));
+}
+
+TEST(Error, NumbersHaveTheFewestDigitsThatMakeThem) {
+  EXPECT_EQ(concat(0.1, " ", 1.0 / 3, " ", 300.0, " ", 1e6, " ", 1e-7, " ", -2.5),
+            "0.1 0.3333333333333333 300 1e+06 1e-07 -2.5");
+  EXPECT_EQ(concat(0.1 + 0.2, " ", 123456789.0, " ", 0.0, " ", -0.0), "0.30000000000000004 123456789 0 -0");
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(concat(kInf, " ", -kInf, " ", std::nan("")), "inf -inf nan");
+  for (const double value : {1.0 / 3, 5e-324, std::numeric_limits<double>::max(), 0x1p53 + 2, -1e-300}) {
+    EXPECT_EQ(std::strtod(concat(value).c_str(), nullptr), value);
+  }
 }
 
 // ---- shapes ----

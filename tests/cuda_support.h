@@ -16,17 +16,19 @@ namespace tapedeck::test {
 
 inline const Device kCuda{DeviceType::cuda};
 
-/// Tests that need a GPU: skipped, visibly, where there is none, and failed there when
+/// In SetUp(): skips the test, visibly, where there is no GPU, and fails it there when
 /// TAPEDECK_REQUIRE_CUDA=1.
+inline void require_cuda() {
+  if (cuda_device_count() > 0) return;
+  const char* required = std::getenv("TAPEDECK_REQUIRE_CUDA");
+  ASSERT_FALSE(required != nullptr && std::string_view(required) == "1")
+      << "TAPEDECK_REQUIRE_CUDA=1, but there is no CUDA device";
+  GTEST_SKIP() << "there is no CUDA device";
+}
+
 class CudaTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (cuda_device_count() > 0) return;
-    const char* required = std::getenv("TAPEDECK_REQUIRE_CUDA");
-    ASSERT_FALSE(required != nullptr && std::string_view(required) == "1")
-        << "TAPEDECK_REQUIRE_CUDA=1, but there is no CUDA device";
-    GTEST_SKIP() << "there is no CUDA device";
-  }
+  void SetUp() override { require_cuda(); }
 };
 
 /// Leaves NaN in the memory that the cache hands out next, in blocks of up to `largest` floats.

@@ -167,5 +167,14 @@ TEST_F(CudaTraining, ADecoderTrainsAsOnTheCpu) {
   }
 }
 
+// scripts/gpu_test.sh runs it in two processes at once, and compares what they print.
+TEST_F(CudaTraining, AHundredRerunsHaveTheSameBits) {
+  const auto first = losses(DType::float32, kCuda);
+  for (int rerun = 1; rerun < 100; ++rerun) ASSERT_EQ(losses(DType::float32, kCuda), first) << rerun;
+  std::printf("bits:");
+  for (const double loss : first) std::printf(" %a", loss);
+  std::printf("\n");
+}
+
 }  // namespace
 }  // namespace tapedeck

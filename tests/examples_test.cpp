@@ -8,6 +8,7 @@
 
 #include <tapedeck/nn/data/image.h>
 
+#include "cuda_support.h"
 #include "program.h"
 
 namespace tapedeck {
@@ -20,7 +21,7 @@ class Examples : public ProgramTest {
  protected:
   /// What the example printed.
   std::string run(std::vector<std::string> command) const {
-    command[0] = EXAMPLES "/" + command[0];
+    command[0] = examples_folder() + "/" + command[0];
     const Ended ended = run_program(command);
     expect_ok(ended);
     return ended.out;
@@ -89,6 +90,19 @@ TEST_F(Examples, AdversariesStayInBalance) {
     EXPECT_LT(last_number(out, player), 10) << out;
   }
   expect_picture("picture.png", {3, 146, 146});
+}
+
+class CudaExamples : public Examples {
+ protected:
+  void SetUp() override { test::require_cuda(); }
+};
+
+TEST_F(CudaExamples, KernelsOfOnesOwnTakeMemoryFromTheCache) {
+  const std::string out = run({"own_kernels"});
+  EXPECT_THAT(out, HasSubstr("402 allocations, "));
+  EXPECT_LE(last_number(out, "allocations, "), 4) << out;  // by cudaMalloc
+  EXPECT_THAT(out, HasSubstr("cuda:0 allocator: out of memory: requested 1.00 GiB, in use 0 B"));
+  EXPECT_THAT(content("own_kernels.html"), HasSubstr("\"op\": \"squares\""));
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <tapedeck/core/error.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -15,6 +14,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "errors.h"
 
 namespace tapedeck::test {
 
@@ -125,14 +126,5 @@ struct CachingAllocatorTest : ::testing::Test {
     allocator.deallocate(pointer, bytes, stream);
   }
 };
-
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace tapedeck::test

@@ -7,6 +7,8 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/arithmetic.h>
 
+#include "errors.h"
+
 namespace tapedeck {
 namespace {
 
@@ -17,15 +19,6 @@ using Function = std::function<Variable(const Variables&)>;
 Variable leaf(const Shape& shape, Layout layout = Layout::nchw) {
   static Generator generator(17);
   return Variable::parameter(randn(shape, {.dtype = DType::float64, .layout = layout}, generator));
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// a * b, with a mistake to be found in its backward.

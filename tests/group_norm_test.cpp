@@ -22,21 +22,10 @@ TEST(GroupNorm, EqualsItsDefinition) {
         const auto channel = static_cast<std::int64_t>(reference.parameter[static_cast<std::size_t>(i)]);
         reference.set.push_back(static_cast<std::size_t>(sample * groups + channel / (c / groups)));
       }
-      reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(),
-                    gy.to_vector<double>(), kEps);
-      for (Layout layout : layouts(shape)) {
-        const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
-                       bias = Variable::parameter(b);
-        Tape tape;
-        const Variable y = group_norm(leaf, groups, weight, bias, kEps);
-        EXPECT_EQ(y.tensor().layout(), layout);
-        tape.backward(y, {.gradient = gy});
-        EXPECT_EQ(leaf.grad().tensor().layout(), layout);
-        expect_near(y, reference.y);
-        expect_near(leaf.grad(), reference.gx);
-        expect_near(weight.grad(), reference.gw);
-        expect_near(bias.grad(), reference.gb);
-      }
+      expect_norm(reference, x, w, b, gy,
+                  [&](const Variable& in, const Variable& weight, const Variable& bias) {
+                    return group_norm(in, groups, weight, bias, kEps);
+                  });
     }
   }
 }
@@ -52,21 +41,10 @@ TEST(LayerNorm, EqualsItsDefinition) {
         reference.set.push_back(static_cast<std::size_t>(i / inner.count()));
         reference.parameter.push_back(static_cast<std::size_t>(i % inner.count()));
       }
-      reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(),
-                    gy.to_vector<double>(), kEps);
-      for (Layout layout : layouts(shape)) {
-        const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
-                       bias = Variable::parameter(b);
-        Tape tape;
-        const Variable y = layer_norm(leaf, inner, weight, bias, kEps);
-        EXPECT_EQ(y.tensor().layout(), layout);
-        tape.backward(y, {.gradient = gy});
-        EXPECT_EQ(leaf.grad().tensor().layout(), layout);
-        expect_near(y, reference.y);
-        expect_near(leaf.grad(), reference.gx);
-        expect_near(weight.grad(), reference.gw);
-        expect_near(bias.grad(), reference.gb);
-      }
+      expect_norm(reference, x, w, b, gy,
+                  [&](const Variable& in, const Variable& weight, const Variable& bias) {
+                    return layer_norm(in, inner, weight, bias, kEps);
+                  });
     }
   }
 }

@@ -9,22 +9,12 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/arithmetic.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr TensorOptions kDouble = {.dtype = DType::float64};
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 /// From the definition, window by window, with means removed before anything is multiplied.
 double ssim_by_definition(const Tensor& a, const Tensor& b, double range, std::int64_t size, double sigma) {

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda_support.h"
+
 namespace tapedeck {
 namespace {
 
@@ -47,41 +49,46 @@ std::int64_t find_false(std::int64_t count, const F& f, std::int64_t grain = 1 <
 /// A position at which x[i] is not expected(i), or -1.
 template <class F>
 std::int64_t difference(const Tensor& x, const F& expected) {
-  const auto* data = x.data<std::uint8_t>();
+  const Tensor host = x.to(Device{});
+  const auto* data = host.data<std::uint8_t>();
   return find_false(x.count(), [=](std::int64_t i) { return data[i] == expected(i); });
 }
 
-class LargeTensor : public ::testing::Test {
+class LargeTensor : public ::testing::TestWithParam<Device> {
  protected:
   void SetUp() override {
+    if (GetParam().is_cuda()) test::require_cuda();
     constexpr std::int64_t kNeeded = std::int64_t{8} << 30;
     if (available_memory() < kNeeded) {
       GTEST_SKIP() << "only " << format_bytes(static_cast<std::size_t>(available_memory()))
                    << " are free; needed are " << format_bytes(static_cast<std::size_t>(kNeeded));
     }
   }
+  void TearDown() override {
+    if (!GetParam().is_cuda() || cuda_device_count() > 0) empty_cache(GetParam());
+  }
   static void TearDownTestSuite() {
     made_ = Tensor();
     empty_cache();
   }
 
-  /// x[i] = pattern(i), made once; who changes it puts that back.
+  /// x[i] = pattern(i), made once.
   static Tensor pattern_tensor() {
-    if (made_.defined()) return made_;
+    if (made_.defined()) return made_.to(GetParam());
     made_ = Tensor::empty({kRows, kRow}, {.dtype = DType::uint8});
     auto* data = made_.data<std::uint8_t>();
     find_false(kCount, [=](std::int64_t i) {
       data[i] = pattern(i);
       return true;
     });
-    return made_;
+    return made_.to(GetParam());
   }
 
  private:
   static inline Tensor made_;
 };
 
-TEST_F(LargeTensor, CopiesFillsAndConverts) {
+TEST_P(LargeTensor, CopiesFillsAndConverts) {
   const Tensor x = pattern_tensor(), copy = x.clone();
   EXPECT_EQ(difference(copy, pattern), -1);
   copy.fill_(7);
@@ -91,7 +98,7 @@ TEST_F(LargeTensor, CopiesFillsAndConverts) {
   EXPECT_EQ(difference(last, [](std::int64_t i) { return pattern((kRows - 9) * kRow + i); }), -1);
 }
 
-TEST_F(LargeTensor, ElementwiseAndBroadcast) {
+TEST_P(LargeTensor, ElementwiseAndBroadcast) {
   const Tensor x = pattern_tensor(), row = x.slice(kRows - 1, kRows);
   EXPECT_EQ(
       difference(le(x, row).tensor(),
@@ -99,8 +106,8 @@ TEST_F(LargeTensor, ElementwiseAndBroadcast) {
       -1);
 }
 
-TEST_F(LargeTensor, Reductions) {
-  const Tensor x = pattern_tensor(), rows = sum(x, {1}).tensor();
+TEST_P(LargeTensor, Reductions) {
+  const Tensor x = pattern_tensor(), rows = sum(x, {1}).tensor().to(Device{}), host = x.to(Device{});
   const auto* sums = rows.data<std::int64_t>();
   std::atomic<std::int64_t> total = 0;
   EXPECT_EQ(find_false(
@@ -113,21 +120,22 @@ TEST_F(LargeTensor, Reductions) {
                 },
                 16),
             -1);
-  EXPECT_EQ(sum(x).tensor().data<std::int64_t>()[0], total);
-  x.data<std::uint8_t>()[kCount - 2] = 255;
-  EXPECT_EQ(argmax(x).tensor().data<std::int64_t>()[0], kCount - 2);
-  x.data<std::uint8_t>()[kCount - 2] = pattern(kCount - 2);
+  EXPECT_EQ(sum(x).tensor().to_vector<std::int64_t>()[0], total);
+  const Tensor last = x.reshape({kCount}).slice(kCount - 2, kCount - 1);
+  last.fill_(255);
+  EXPECT_EQ(argmax(x).tensor().to_vector<std::int64_t>()[0], kCount - 2);
+  last.fill_(pattern(kCount - 2));
 }
 
-TEST_F(LargeTensor, ReductionsOfHalfPrecision) {
-  empty_cache();  // of blocks that are too small for this
-  const Tensor x = Tensor::full({kRows, kRow}, 0.5, {.dtype = DType::bfloat16});
-  x.data<bfloat16>()[kCount - 1] = bfloat16(64.0f);
+TEST_P(LargeTensor, ReductionsOfHalfPrecision) {
+  empty_cache(GetParam());  // of blocks that are too small for this
+  const Tensor x = Tensor::full({kRows, kRow}, 0.5, {.dtype = DType::bfloat16, .device = GetParam()});
+  x.reshape({kCount}).slice(kCount - 1, kCount).fill_(64);
   EXPECT_EQ(mean(x).item(), 0.5);
   EXPECT_EQ(max(x).item(), 64);
 }
 
-TEST_F(LargeTensor, SlicesAndConcatenations) {
+TEST_P(LargeTensor, SlicesAndConcatenations) {
   const Tensor x = pattern_tensor();
   // Columns, and rows from the far end, which lie beyond 2^31.
   const Tensor columns = slice(x, 1, kRow - 3, kRow).tensor(),
@@ -145,6 +153,21 @@ TEST_F(LargeTensor, SlicesAndConcatenations) {
                        }),
             -1);
 }
+
+TEST_P(LargeTensor, DrawsAndMaps) {
+  const TensorOptions half{.dtype = DType::bfloat16, .device = GetParam()};
+  Generator generator(3);
+  const Tensor x = rand({kCount}, half, generator);
+  const Variable y = affine(x, 2, 1);
+  const Tensor last = y.tensor().slice(kCount - 5, kCount), drawn = x.slice(kCount - 5, kCount);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_NEAR(last.to_vector<float>()[i], 2 * drawn.to_vector<float>()[i] + 1, 0.02f);
+  }
+  EXPECT_NEAR(mean(x).item(), 0.5, 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, LargeTensor, ::testing::Values(Device{}, test::kCuda),
+                         [](const auto& instance) { return instance.param.is_cpu() ? "cpu" : "cuda"; });
 
 }  // namespace
 }  // namespace tapedeck

@@ -8,22 +8,14 @@
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/ops/reduce.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 /// Names and shapes of the state, as PyTorch's state_dict() has them.
 std::vector<std::string> state_of(const Module& module) {

@@ -14,22 +14,12 @@
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/arithmetic.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr TensorOptions kDouble = {.dtype = DType::float64};
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 double stable_logistic(double x, double t) {
   return -t * (x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x))) -

@@ -8,6 +8,8 @@
 
 #include <tapedeck/core/simd.h>
 
+#include "errors.h"
+
 namespace tapedeck {
 namespace {
 
@@ -169,16 +171,6 @@ TEST(Linear, ZeroRowsGiveZeroGradients) {
   const Variables g = tape.gradient(y, {x, w, b}, {.gradient = Tensor::zeros_like(y.tensor())});
   EXPECT_EQ(g[1].tensor().to_vector<double>(), std::vector<double>(20, 0.0));
   EXPECT_EQ(g[2].tensor().to_vector<double>(), std::vector<double>(4, 0.0));
-}
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Matmul, ErrorsNameWhatDoesNotFit) {

@@ -6,20 +6,13 @@
 #include <gtest/gtest.h>
 #include <tapedeck/tapedeck.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::string build_error(const std::string& text, std::int64_t max_parameters = 1 << 20) {
   return error_of([&] { ModelDescription::parse(text, "m.txt").build(max_parameters); });

@@ -5,11 +5,12 @@
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/ops/arithmetic.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 /// y = x * scale + offset, counting its calls.
 struct Scale final : Module {
@@ -35,16 +36,6 @@ std::vector<std::string> names(const auto& list) {
   std::vector<std::string> result;
   for (const auto& [name, value] : list) result.push_back(name);
   return result;
-}
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 TEST(Module, NamesParametersAndBuffersByPath) {

@@ -79,4 +79,26 @@ inline std::vector<Layout> layouts(const Shape& shape) {
   return shape.rank() == 4 ? std::vector{Layout::nchw, Layout::nhwc} : std::vector{Layout::nchw};
 }
 
+/// Expects norm(x, weight, bias) and its gradients, in every layout of x, to be those of `reference`, which
+/// it fills first.
+template <class Norm>
+void expect_norm(Reference& reference, const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& gy,
+                 const Norm& norm, bool constant_statistics = false) {
+  reference.run(x.to_vector<double>(), w.to_vector<double>(), b.to_vector<double>(), gy.to_vector<double>(),
+                kEps, constant_statistics);
+  for (Layout layout : layouts(x.shape())) {
+    const Variable leaf = Variable::parameter(x.to(layout)), weight = Variable::parameter(w),
+                   bias = Variable::parameter(b);
+    Tape tape;
+    const Variable y = norm(leaf, weight, bias);
+    EXPECT_EQ(y.tensor().layout(), layout);
+    tape.backward(y, {.gradient = gy});
+    EXPECT_EQ(leaf.grad().tensor().layout(), layout);
+    expect_near(y, reference.y);
+    expect_near(leaf.grad(), reference.gx);
+    expect_near(weight.grad(), reference.gw);
+    expect_near(bias.grad(), reference.gb);
+  }
+}
+
 }  // namespace tapedeck::test

@@ -12,23 +12,14 @@
 
 #include <tapedeck/tapedeck.h>
 
+#include "errors.h"
+
 namespace tapedeck::test {
 
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
 inline constexpr DType kFloatingTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::float16};
-
-/// The text of the Error that `f` throws.
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 /// Numbers uniform in [low, high); whole ones for integer types.
 inline Tensor random_tensor(const Shape& shape, const TensorOptions& options, double low, double high,

@@ -11,20 +11,10 @@
 #include <gtest/gtest.h>
 #include <tapedeck/core/parallel.h>
 
+#include "errors.h"
+
 namespace tapedeck::optim {
 namespace {
-
-using ::testing::HasSubstr;
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 /// One number under an optimizer: step(gradient) changes p.
 struct Scalar {

@@ -18,6 +18,12 @@
 
 namespace tapedeck {
 
+/// Where the examples are: TAPEDECK_EXAMPLES, or where they were built.
+inline std::string examples_folder() {
+  const char* set = std::getenv("TAPEDECK_EXAMPLES");
+  return set != nullptr ? set : EXAMPLES;
+}
+
 struct Ended {
   int status = 0;  // as waitpid() gives it
   std::string out, err;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -14,6 +13,8 @@
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/random_math.h>
+
+#include "errors.h"
 
 namespace tapedeck {
 namespace {
@@ -58,15 +59,6 @@ double mean_of(const std::vector<double>& values, F f) {
   double sum = 0;
   for (double value : values) sum += f(value);
   return sum / static_cast<double>(values.size());
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Philox, KnownAnswers) {  // kat_vectors of Random123: counter and key zero, all ones, digits of pi

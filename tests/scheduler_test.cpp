@@ -5,10 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "errors.h"
+
 namespace tapedeck::optim {
 namespace {
-
-using ::testing::HasSubstr;
 
 struct Fixture {
   Variable parameter = Variable::parameter(Tensor::zeros({1}));
@@ -265,16 +265,6 @@ TEST(ReduceLROnPlateau, AbsoluteThresholdAndLeastRate) {
   for (std::size_t t = 0; t < metrics.size(); ++t) {
     scheduler.step(metrics[t]);
     EXPECT_NEAR(f.lr(), expected[t], 1e-12) << "step " << t;
-  }
-}
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
   }
 }
 

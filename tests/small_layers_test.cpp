@@ -12,24 +12,15 @@
 #include <gtest/gtest.h>
 #include <tapedeck/core/random.h>
 
+#include "errors.h"
+
 namespace tapedeck::nn {
 namespace {
 
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-template <class F>
-void expect_error(const F& f, const std::string& text) {
-  try {
-    f();
-    ADD_FAILURE() << "no error with: " << text;
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 std::vector<std::string> state_of(const Module& module) {
   std::vector<std::string> state;

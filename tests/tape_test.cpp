@@ -1,27 +1,19 @@
 #include <tapedeck/tapedeck.h>
 
 #include <cmath>
-#include <functional>
 #include <sstream>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "errors.h"
+
 namespace tapedeck {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 Variable leaf(std::initializer_list<double> values) {
   return Variable::parameter(Tensor::from(values, {static_cast<std::int64_t>(values.size())}));

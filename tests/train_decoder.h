@@ -15,12 +15,13 @@ namespace tapedeck {
 
 class TrainDecoder : public ProgramTest {
  protected:
-  pid_t start(std::vector<std::string> arguments, const char* program = EXAMPLES "/train_decoder") const {
+  pid_t start(std::vector<std::string> arguments,
+              const std::string& program = examples_folder() + "/train_decoder") const {
     arguments.insert(arguments.begin(), program);
     return start_program(arguments);
   }
   Ended run(const std::vector<std::string>& arguments,
-            const char* program = EXAMPLES "/train_decoder") const {
+            const std::string& program = examples_folder() + "/train_decoder") const {
     return wait(start(arguments, program));
   }
 

@@ -79,13 +79,14 @@ void Optimizer::step(const Tensor& skip) {
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (OptimizerBatch& batch : all[g]) {
-      const double momentum = groups_[g].momentum, weight_decay = groups_[g].weight_decay;
-      batch.lr = replayed_number(batch.parameters[0].device(), [this, g, momentum, weight_decay] {
-        check(groups_[g].momentum == momentum && groups_[g].weight_decay == weight_decay,
-              "optimizer: momentum or weight_decay of group ", g,
-              " has changed since its step was captured; only learning rates can");
-        return groups_[g].lr;
-      });
+      const auto momentum = [this, g, slots = slots_of(groups_[g])] {
+        check(slots_of(groups_[g]) == slots, kind_, ": momentum of group ", g, " has become ",
+              groups_[g].momentum, " since its step was captured; from or to 0 it cannot change then");
+        return groups_[g].momentum;
+      };
+      batch.live = replayed_numbers(
+          batch.parameters[0].device(),
+          {[this, g] { return groups_[g].lr; }, momentum, [this, g] { return groups_[g].weight_decay; }});
       update(groups_[g], batch);
     }
   }

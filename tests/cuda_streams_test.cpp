@@ -1,0 +1,126 @@
+// Streams, contexts and allocators that are the user's own; in builds with CUDA.
+#include "cuda_support.h"
+#include "op_support.h"
+
+#include <cuda_runtime_api.h>
+
+#include <tapedeck/core/caching_allocator.h>
+
+namespace tapedeck {
+namespace {
+
+using namespace test;
+
+class CudaStreams : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (cuda_device_count() == 0) return;
+    for (cudaStream_t& stream : streams_) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    }
+  }
+  void TearDown() override {
+    for (cudaStream_t stream : streams_) {
+      if (stream == nullptr) continue;
+      retire_stream(kCuda, stream);
+      cudaStreamDestroy(stream);
+    }
+  }
+
+  Context context(int k) const { return Context(kCuda, streams_[k]); }
+
+  cudaStream_t streams_[2] = {};
+};
+
+TEST_F(CudaStreams, BlocksGoToAnotherStreamOnlyBehindEvents) {
+  // Long work on the first stream reads what was freed there; if the second stream wrote into it at once, the
+  // first would see that.
+  empty_cache(kCuda);
+  const Context first = context(0), second = context(1);
+  constexpr std::int64_t kSide = 4096;
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    Tensor result;
+    {
+      const ContextScope scope(first);
+      const Variable x = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+      Variable product = x;
+      for (int i = 0; i < 10; ++i) product = matmul(product, x);
+      result = product.tensor();
+    }
+    {
+      const ContextScope scope(second);
+      for (int i = 0; i < 20; ++i) Tensor::full({kSide, kSide}, kNan, {.device = kCuda});
+    }
+    const ContextScope scope(first);
+    EXPECT_NEAR(sum(result).item(), kSide, 1);
+  }
+}
+
+TEST_F(CudaStreams, TrainingOnOneIsTrainingOnAnother) {
+  const auto train = [](const Context& where, bool captured) {
+    const ContextScope scope(where);
+    Generator generator(4);
+    nn::Linear model({.in_features = 20, .out_features = 10}, generator);
+    model.to(kCuda);
+    optim::Adam adam(model.parameters(), {.lr = 1e-2});
+    const auto run = [&](const Tensors& x) -> Tensors {
+      adam.zero_grad();
+      Tape tape;
+      const Variable loss = nn::mse_loss(model(x[0]), x[1]);
+      tape.backward(loss);
+      adam.step();
+      return {loss.tensor()};
+    };
+    CapturedStep step(kCuda, run);
+    std::vector<double> losses;
+    for (int i = 0; i < 20; ++i) {
+      const Tensors x{random_tensor({7, 20}, {}, -1, 1).to(kCuda),
+                      random_tensor({7, 10}, {}, -1, 1).to(kCuda)};
+      losses.push_back((captured ? step(x) : run(x))[0].item());
+    }
+    return losses;
+  };
+  const auto expected = train(Context::current(kCuda), false);
+  EXPECT_LT(expected.back(), expected.front());
+  for (const bool captured : {false, true}) {
+    EXPECT_EQ(train(context(0), captured), expected);
+    EXPECT_EQ(train(context(1), captured), expected);
+  }
+}
+
+/// Memory of CUDA's own pool, in the order of a stream.
+class AsyncAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes, Stream stream) override {
+    if (bytes == 0) return nullptr;
+    void* pointer = nullptr;
+    check(cudaMallocAsync(&pointer, bytes, static_cast<cudaStream_t>(stream)) == cudaSuccess,
+          "cudaMallocAsync failed");
+    ++live;
+    return pointer;
+  }
+  void deallocate(void* pointer, std::size_t, Stream stream) noexcept override {
+    cudaFreeAsync(pointer, static_cast<cudaStream_t>(stream));
+    --live;
+  }
+  int live = 0;
+};
+
+TEST_F(CudaStreams, AnAllocatorOfTheUser) {
+  AsyncAllocator allocator;
+  {
+    const Context own(kCuda, streams_[0], allocator);
+    const ContextScope scope(own);
+    const MemoryStats before = memory_stats(kCuda);
+    const Variable x = Tensor::full({1000}, 2, {.device = kCuda});
+    EXPECT_EQ(sum(x * x).item(), 4000);
+    EXPECT_GT(allocator.live, 0);
+    EXPECT_EQ(memory_stats(kCuda).allocations, before.allocations);
+  }
+  cudaStreamSynchronize(streams_[0]);
+  EXPECT_EQ(allocator.live, 0);
+}
+
+}  // namespace
+}  // namespace tapedeck
