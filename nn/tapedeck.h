@@ -4,6 +4,7 @@
 #include <tapedeck/autograd/checkpoint.h>
 #include <tapedeck/autograd/gradcheck.h>
 #include <tapedeck/autograd/tape.h>
+#include <tapedeck/core/activity.h>
 #include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/copy_stream.h>
 #include <tapedeck/core/memory.h>

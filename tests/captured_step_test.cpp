@@ -157,11 +157,11 @@ TEST_F(CudaCapturedStep, OptimizersSettingsAreReadAnew) {
       {"RMSprop", [](const Variables& p) {
          return std::make_unique<optim::RMSprop>(p, optim::RMSprop::Options{.lr = 0.01, .momentum = 0.5});
        }}};
-  for (const auto& [name, make] : optimizers) {
-    SCOPED_TRACE(name);
+  for (const auto& optimizer_of : optimizers) {
+    SCOPED_TRACE(optimizer_of.first);
     const auto train = [&](bool captured, bool changed) {
       const Variable w = Variable::parameter(random_tensor({50}, {}, -1, 1).to(kCuda));
-      const auto optimizer = make({w});
+      const auto optimizer = optimizer_of.second({w});
       const auto run = [&](const Tensors& x) -> Tensors {
         optimizer->zero_grad();
         Tape tape;
