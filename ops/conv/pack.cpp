@@ -35,25 +35,30 @@ std::int64_t slot(const ConvMap& map, std::int64_t k) {
          map.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
 }
 
+/// One transpose for some channels of a panel: of the plain direction, whose weights have a row for each
+/// result channel, all channels that are read and all taps; of the other, one channel that is read.
 template <class T>
 void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t taps = map.taps(), channels = map.from_channels;
-  parallel_for(static_cast<std::int64_t>(packed.panels.size()) * channels,
-               1 + (1 << 14) / (taps * packed.width), [&](std::int64_t begin, std::int64_t end) {
-                 std::vector<std::int64_t> offsets(static_cast<std::size_t>(taps));
+  const std::int64_t together = map.direction == Direction::plain ? std::min<std::int64_t>(channels, 32) : 1;
+  const std::int64_t steps = (channels + together - 1) / together;
+  parallel_for(static_cast<std::int64_t>(packed.panels.size()) * steps,
+               1 + (1 << 14) / (together * taps * packed.width), [&](std::int64_t begin, std::int64_t end) {
+                 std::vector<std::int64_t> offsets(static_cast<std::size_t>(together * taps));
                  for (std::int64_t i = begin; i < end; ++i) {
-                   const Panel& p = packed.panels[static_cast<std::size_t>(i / channels)];
-                   const std::int64_t f = i % channels;
+                   const Panel& p = packed.panels[static_cast<std::size_t>(i / steps)];
+                   const std::int64_t f = i % steps * together,
+                                      count = std::min(together, channels - f) * taps;
                    T* to = packed.weights.data() + p.offset + f * p.width;
-                   for (std::int64_t k = 0; k < taps; ++k) {
-                     const std::int64_t at = slot(map, k) * channels * p.width;
+                   for (std::int64_t k = 0; k < count; ++k) {
+                     const std::int64_t at = (slot(map, k % taps) * channels + k / taps) * p.width;
                      offsets[static_cast<std::size_t>(k)] = at;
                      std::fill(to + at + p.columns, to + at + p.width, T(0));
                    }
                    const std::int64_t at = map.weight_index(p.group, f, p.channel, 0);
                    const std::int64_t next = map.weight_index(p.group, f, p.channel + 1, 0);
-                   kernels.transpose({from + at, next - at, p.columns, taps, to, 0, offsets.data()});
+                   kernels.transpose({from + at, next - at, p.columns, count, to, 0, offsets.data()});
                  }
                });
 }

@@ -57,15 +57,40 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                });
 }
 
-/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixel by pixel.
+/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixels of `pixel` elements
+/// one after the other; channels beyond the tensor's become zeros.
 template <class T>
-void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, T* to) {
+void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t pixel,
+               T* to) {
   const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
-  const T* image = images.data<T>() + n * c * h * w;
-  if (images.layout() == Layout::nhwc) {
-    std::copy_n(image + row * w * c, rows * w * c, to);
-  } else {
-    micro::kernels<T>().transpose({image + row * w, h * w, c, rows * w, to, c, nullptr});
+  const bool planar = images.layout() == Layout::nchw;
+  const T* in = images.data<T>() + n * c * h * w + row * w * (planar ? 1 : c);
+  if (planar) micro::kernels<T>().transpose({in, h * w, c, rows * w, to, pixel, nullptr});
+  if (!planar && pixel == c) std::copy_n(in, rows * w * c, to);
+  for (std::int64_t p = 0; p < rows * w && pixel > c; ++p) {
+    if (!planar) std::copy_n(in + p * c, c, to + p * pixel);
+    std::fill(to + p * pixel + c, to + (p + 1) * pixel, T(0));
+  }
+}
+
+/// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// Copies rows of images [first, first + count) to `to`, image by image. Of one image, `copied` are the rows
+/// that lie there already: those that both have are only moved.
+template <class T>
+void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, const RowRange& rows,
+                const RowRange& copied, T* to) {
+  const std::int64_t row = images.size(1) * images.size(3);
+  const bool follows = copied.begin <= rows.begin && rows.begin < copied.end && count == 1;
+  const std::int64_t known = follows ? std::min(copied.end - rows.begin, rows.size()) : 0;
+  if (known > 0) std::copy_n(to + (rows.begin - copied.begin) * row, known * row, to);
+  for (std::int64_t n = 0; n < count; ++n) {
+    copy_rows(images, first + n, rows.begin + known, rows.size() - known, images.size(1),
+              to + (n * rows.size() + known) * row);
   }
 }
 

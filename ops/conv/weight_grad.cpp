@@ -146,10 +146,10 @@ class WeightGrad {
           }
           for (std::int64_t k = 0; k < chunk.images; ++k) {
             if (!x_in_place_) {
-              copy_rows(x_, n + k, row, chunk.rows, x_copy.data() + k * block.x.image_step);
+              copy_rows(x_, n + k, row, chunk.rows, g_.ci, x_copy.data() + k * block.x.image_step);
             }
             if (!y_in_place_) {
-              copy_rows(y_, n + k, y_first, y_end - y_first, y_copy.data() + k * block.y.image_step);
+              copy_rows(y_, n + k, y_first, y_end - y_first, g_.co, y_copy.data() + k * block.y.image_step);
             }
           }
           std::vector<const void*>& lines = dealer.begin(static_cast<double>(units_.size()));

@@ -33,35 +33,24 @@ class Windows {
         planar_(to.layout() == Layout::nchw) {}
 
   void run() {
-    const std::int64_t image = packed_.pixel * from_.size(2) * from_.size(3);
     if (from_.layout() == Layout::nhwc && packed_.pixel == from_.size(1) && !for_lanes()) {
-      return results({pixels_of<T>(from_), 0, map_.n, across_images(map_.n)});
+      return results({pixels_of<T>(from_), 0, map_.n, 0, map_.h.to, across_images(map_.n)}, nullptr);
     }
-    const auto fitting = [&](std::int64_t bytes) {
-      return std::clamp<std::int64_t>(bytes / static_cast<std::int64_t>(image * sizeof(T)), 1, map_.n);
-    };
-    // Best, threads copy a few images each and compute from their own cache. Without enough such parts they
-    // copy larger blocks together.
-    const std::int64_t own = fitting(kOwnBytes), shared = fitting(kSharedBytes);
-    const std::int64_t parts = (map_.n + own - 1) / own;
-    const bool across = across_images(shared);
-    if (!across && parts >= 4 * num_threads()) {
-      parallel_for(parts, 1 + (1 << 14) / (own * image), [&](std::int64_t begin, std::int64_t end) {
-        const Scratch<T> copied(own * image);
-        for (std::int64_t i = begin; i < end; ++i) {
-          results(copy(i * own, std::min(own, map_.n - i * own), across, copied.data()));
-        }
-      });
-      return;
-    }
-    const Scratch<T> copied(shared * image);
-    for (std::int64_t begin = 0; begin < map_.n; begin += shared) {
-      results(copy(begin, std::min(shared, map_.n - begin), across, copied.data()));
+    // Best, threads copy some rows of a few images each and compute from their own cache. Without enough such
+    // parts they copy larger blocks together.
+    const std::int64_t block =
+        std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.size(2)}), 1, map_.n);
+    const bool across = across_images(block);
+    choose_part();
+    if (!across && parts_ >= 4 * num_threads()) return run_parts();
+    const Scratch<T> copied(block * from_.size(2) * from_.size(3) * packed_.pixel);
+    for (std::int64_t begin = 0; begin < map_.n; begin += block) {
+      results(copy(begin, std::min(block, map_.n - begin), across, copied.data()), nullptr);
     }
   }
 
  private:
-  static constexpr std::int64_t kOwnBytes = 384 << 10;   // of copied images, in the cache of a core
+  static constexpr std::int64_t kOwnBytes = 320 << 10;   // of copied rows, in the cache of a core
   static constexpr std::int64_t kSharedBytes = 4 << 20;  // and of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
 
@@ -77,12 +66,97 @@ class Windows {
     return packed_.lanes == Lanes::channelwise && map_.from_channels * map_.to_channels > 1;
   }
 
-  /// Images [first, first + count) as pixels to read.
+  /// Rows [row, row + rows) of the results of images [first, first + images), and the pixels that they read.
   struct Block {
     Pixels<T> pixels;
-    std::int64_t first, images;
+    std::int64_t first, images, row, rows;
     bool across;  // whether tiles go over images
   };
+
+  /// The rows that rows [row, row + rows) of results read.
+  RowRange reads(std::int64_t row, std::int64_t rows) const {
+    RowRange range{from_.size(2), 0};
+    for (std::int64_t i = row; i < row + rows; ++i) {
+      const Window& w = map_.h.windows[static_cast<std::size_t>(i)];
+      if (w.slots == 0) continue;
+      const std::int64_t last = w.from + (w.slots - 1) * map_.h.slot_step;
+      range = {std::min({range.begin, w.from, last}), std::max({range.end, w.from + 1, last + 1})};
+    }
+    return range.end == 0 ? RowRange{} : range;
+  }
+  std::int64_t bytes_of(const RowRange& rows) const {
+    return std::max<std::int64_t>(
+        1, rows.size() * from_.size(3) * packed_.pixel * static_cast<std::int64_t>(sizeof(T)));
+  }
+
+  /// The parts of run_parts(): bands of rows of results, or several images.
+  void choose_part() {
+    const std::int64_t height = map_.h.to;
+    band_ = height;
+    const auto bytes = [&](std::int64_t band) {  // a band in the middle reads most
+      const std::int64_t row = std::min(height - band, height / 2);
+      return bytes_of(reads(row, band));
+    };
+    while (!for_lanes() && band_ > map_.h.phases && bytes(band_) > kOwnBytes) {
+      band_ = std::max(map_.h.phases, (band_ + 1) / 2);
+    }
+    bands_ = (height + band_ - 1) / band_;
+    images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kOwnBytes / bytes(band_), 1, map_.n);
+    parts_ = (map_.n + images_ - 1) / images_ * bands_;
+  }
+
+  void run_parts() {
+    struct Part {
+      std::int64_t first, images, row, rows;
+      RowRange read;
+    };
+    const auto part = [&](std::int64_t i) {
+      Part p{i / bands_ * images_, 0, i % bands_ * band_, 0, {}};
+      p.images = std::min(images_, map_.n - p.first);
+      p.rows = std::min(band_, map_.h.to - p.row);
+      p.read = bands_ == 1 ? RowRange{0, from_.size(2)} : reads(p.row, p.rows);
+      return p;
+    };
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < bands_; ++i) most = std::max(most, part(i).read.size());
+    const std::int64_t line = from_.size(3) * packed_.pixel;
+    parallel_for(
+        parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
+          const Scratch<T> copied(images_ * most * line);
+          Dealer dealer;
+          for (std::int64_t i = begin; i < end; ++i) {
+            const Part now = part(i);
+            Block block;
+            if (for_lanes()) {
+              block = copy(now.first, now.images, false, copied.data());
+            } else {
+              for (std::int64_t n = 0; n < now.images; ++n) {
+                copy_rows(from_, now.first + n, now.read.begin, now.read.size(), packed_.pixel,
+                          copied.data() + n * now.read.size() * line);
+              }
+              block = {{copied.data() - now.read.begin * line, now.read.size() * line, line, packed_.pixel},
+                       now.first,
+                       now.images,
+                       now.row,
+                       now.rows,
+                       false};
+            }
+            const auto work =
+                static_cast<double>(packed_.panels.size()) * static_cast<double>(now.images * now.rows);
+            std::vector<const void*>& lines = dealer.begin(work);
+            if (packed_.lanes == Lanes::wide) {  // what is written, and what is read next
+              for (std::int64_t n = now.first; n < now.first + now.images; ++n) {
+                lines_of_rows<T>(to_, n, now.row, now.rows, lines);
+              }
+              const Part next = part(std::min(i + 1, parts_ - 1));
+              for (std::int64_t n = next.first; i + 1 < end && n < next.first + next.images; ++n) {
+                lines_of_rows<T>(from_, n, next.read.begin, next.read.size(), lines);
+              }
+            }
+            results(block, &dealer);
+          }
+        });
+  }
 
   /// Channels-last copies of images; channelwise ones have the channels that each lane reads, one after the
   /// other. Where tiles go over images, images lie side by side.
@@ -95,7 +169,7 @@ class Windows {
     } else {
       copy_pixels(from_, first, first + images, pixels, pixel, to);
     }
-    return {pixels, first, images, across};
+    return {pixels, first, images, 0, map_.h.to, across};
   }
 
   /// What one thread does at a time: one panel, `images` images, `rows` rows of results.
@@ -104,8 +178,8 @@ class Windows {
     std::int64_t image, images, row, rows;
   };
 
-  void results(const Block& block) {
-    const std::int64_t height = map_.h.to, width = map_.w.to, images = block.images;
+  void results(const Block& block, Dealer* dealer) {
+    const std::int64_t height = block.rows, width = map_.w.to, images = block.images;
     const std::int64_t groups = block.across ? (images + 23) / 24 : images;
     const std::int64_t pixels = width * ((images + groups - 1) / groups);
     const auto panels = static_cast<std::int64_t>(packed_.panels.size());
@@ -122,14 +196,14 @@ class Windows {
                      const std::int64_t group = i / bands % groups, row = i % bands * rows;
                      const std::int64_t image = images * group / groups;
                      const Item item{packed_.panels[static_cast<std::size_t>(i / bands / groups)], image,
-                                     images * (group + 1) / groups - image, row,
+                                     images * (group + 1) / groups - image, block.row + row,
                                      std::min(rows, height - row)};
-                     compute(item, block, planes.data());
+                     compute(item, block, planes.data(), dealer);
                    }
                  });
   }
 
-  void compute(const Item& item, const Block& block, T* planes) {
+  void compute(const Item& item, const Block& block, T* planes, Dealer* dealer) {
     const Panel& p = item.panel;
     const std::int64_t channels = map_.groups * map_.to_channels, height = map_.h.to, width = map_.w.to;
     const std::int64_t first_channel = p.group * map_.to_channels + p.channel;
@@ -154,6 +228,7 @@ class Windows {
                                                        : kernels_.rows;
     for (std::int64_t row = 0; row < item.rows; ++row, out += width * pixel) {
       const Window& h = map_.h.windows[static_cast<std::size_t>(item.row + row)];
+      if (dealer != nullptr) task.ahead = dealer->deal(static_cast<double>(item.images));
       for (const Segment& s : map_.w.segments) {
         set_runs(pixels, h, s.slot, s.slots, p.width, runs);
         task.runs = runs.data();
@@ -174,6 +249,7 @@ class Windows {
           task.c_step = s.to_step * pixel;
           task.rows = s.count;
           kernel(task);
+          task.ahead = {};
         }
       }
     }
@@ -215,6 +291,7 @@ class Windows {
   const micro::Kernels<T>& kernels_;
   const Packed<T> packed_;
   const bool planar_;
+  std::int64_t band_ = 1, bands_ = 1, images_ = 1, parts_ = 1;
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kItemBytes = 768 << 10;   // of pixels and results of an item
+constexpr std::int64_t kItemBytes = 512 << 10;   // of pixels and results of an item
 constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk
 
 /// A source on both axes. Its points come `first` after those of others, in all and of its phase.
@@ -72,10 +72,35 @@ class Winograd {
       const Scratch<float> points(most_points_ * point_step(chunk_));
       const Scratch<float> products(kMostPoints * product_step(chunk_, packed_.width));
       const Scratch<float> nowhere(packed_.width);
-      for (std::int64_t i = begin; i < end; ++i) {
+      const Memory memory{pixels.data(), results.data(), points.data(), products.data(), nowhere.data()};
+      Dealer dealer;
+      RowRange copied;  // rows that were read for the item before
+      const auto item = [&](std::int64_t i) {
         const std::int64_t n = i / bands * images_, row = i % bands * band_;
-        const Item item{n, std::min(images_, map_.n - n), row, std::min(band_, tile_rows_ - row)};
-        compute(item, {pixels.data(), results.data(), points.data(), products.data(), nowhere.data()});
+        const std::int64_t rows = std::min(band_, tile_rows_ - row);
+        return Item{n, std::min(images_, map_.n - n), row, rows,
+                    winograd_reads(axis_h_, map_.h.from, row, rows)};
+      };
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Item now = item(i);
+        std::vector<const void*>& lines = dealer.begin(work(now));
+        if (!in_place_) {
+          if (now.row == 0) copied = {};
+          copy_bands(from_, now.image, now.images, now.read, copied, memory.pixels);
+          copied = now.read;
+        }
+        if (!in_place_ && i + 1 < end) {
+          const Item next = item(i + 1);
+          const std::int64_t first = next.row == 0 ? next.read.begin : std::max(next.read.begin, copied.end);
+          for (std::int64_t n = next.image; n < next.image + next.images; ++n) {
+            lines_of_rows<float>(from_, n, first, next.read.end - first, lines);
+          }
+        }
+        for (std::int64_t n = now.image; n < now.image + now.images; ++n) {
+          const RowRange rows = winograd_writes(axis_h_, map_.h.to, now.row, now.rows);
+          lines_of_rows<float>(to_, n, rows.begin, rows.size(), lines);
+        }
+        compute(now, memory, dealer);
       }
     });
   }
@@ -83,6 +108,7 @@ class Winograd {
  private:
   struct Item {
     std::int64_t image, images, row, rows;  // rows of tiles
+    RowRange read;
   };
   struct Memory {
     float *pixels, *results, *points, *products, *nowhere;
@@ -178,29 +204,35 @@ class Winograd {
     chunk_ = std::min(images_ * band_ * wide, std::clamp<std::int64_t>(kChunkBytes / tile, 24, 192));
   }
 
-  void compute(const Item& item, const Memory& memory) {
-    const RowRange read_rows = winograd_reads(axis_h_, map_.h.from, item.row, item.rows);
+  std::int64_t tile_rows(const Phase& phase, const Item& item) const {
+    return std::clamp<std::int64_t>(phase.h->tiles - item.row, 0, item.rows);
+  }
+  /// Tiles times points of an item, for each panel.
+  double work(const Item& item) const {
+    std::int64_t points = 0;
+    for (const Phase& p : phases_) points += item.images * tile_rows(p, item) * p.w->tiles * p.points;
+    return static_cast<double>(points) * static_cast<double>(packed_.panels.size());
+  }
+
+  void compute(const Item& item, const Memory& memory, Dealer& dealer) {
     const RowRange rows = winograd_writes(axis_h_, map_.h.to, item.row, item.rows);
     const float* pixels = memory.pixels;
-    std::int64_t image_step = read_rows.size() * row_elements();
+    std::int64_t image_step = item.read.size() * row_elements();
     if (in_place_) {
       image_step = map_.h.from * row_elements();
-      pixels = from_.data<float>() + item.image * image_step + read_rows.begin * row_elements();
-    } else {
-      copy(item, read_rows, memory.pixels);
+      pixels = from_.data<float>() + item.image * image_step + item.read.begin * row_elements();
     }
     for (const Phase& phase : phases_) {
-      const std::int64_t tile_rows = std::min(item.rows, phase.h->tiles - item.row);
-      const std::int64_t tiles = item.images * std::max<std::int64_t>(0, tile_rows) * phase.w->tiles;
+      const std::int64_t high = tile_rows(phase, item), tiles = item.images * high * phase.w->tiles;
       for (std::int64_t group = 0; group < map_.groups; ++group) {
         for (std::int64_t tile = 0; tile < tiles; tile += chunk_) {
-          const Chunk chunk{phase, group, tile, std::min(chunk_, tiles - tile), tile_rows};
+          const Chunk chunk{phase, group, tile, std::min(chunk_, tiles - tile), high};
           for (const Part& part : phase.parts) {
-            map_pixels(item, chunk, part, read_rows.begin, pixels, image_step, memory.points);
+            map_pixels(item, chunk, part, item.read.begin, pixels, image_step, memory.points);
           }
           for (const Panel& p : packed_.panels) {
             if (p.group != group) continue;
-            multiply(chunk, p, memory);
+            multiply(chunk, p, memory, dealer);
             map_products(item, chunk, p, rows, memory);
           }
         }
@@ -230,19 +262,6 @@ class Winograd {
     }
   }
 
-  void copy(const Item& item, const RowRange& rows, float* to) const {
-    const std::int64_t channels = map_.groups * map_.from_channels, plane = map_.h.from * map_.w.from;
-    const std::int64_t count = rows.size() * map_.w.from;
-    for (std::int64_t n = 0; n < item.images; ++n, to += count * channels) {
-      const float* image = from_.data<float>() + (item.image + n) * plane * channels;
-      if (from_.layout() == Layout::nhwc) {
-        std::copy_n(image + rows.begin * row_elements(), count * channels, to);
-      } else {
-        kernels_.transpose({image + rows.begin * map_.w.from, plane, channels, count, to, channels, nullptr});
-      }
-    }
-  }
-
   void map_pixels(const Item& item, const Chunk& chunk, const Part& part, std::int64_t first_row,
                   const float* pixels, std::int64_t image_step, float* points) const {
     const std::int64_t pixel = map_.groups * map_.from_channels, step = point_step(chunk.count);
@@ -268,7 +287,7 @@ class Winograd {
     });
   }
 
-  void multiply(const Chunk& chunk, const Panel& p, const Memory& memory) const {
+  void multiply(const Chunk& chunk, const Panel& p, const Memory& memory, Dealer& dealer) const {
     const Phase& phase = chunk.phase;
     const std::int64_t channels = map_.from_channels;
     if (phase.parts.empty()) {
@@ -297,6 +316,7 @@ class Winograd {
         }
         task.runs = runs.data();
         task.run_count = static_cast<std::int64_t>(runs.size());
+        task.ahead = dealer.deal(static_cast<double>(chunk.count * task.run_count));
         task.c = memory.products + (h * (phase.most_taps_w + 1) + w) * product_step(chunk.count, p.width);
         kernels_.rows(task);
       }

@@ -27,6 +27,7 @@
 
 #include <vector>
 
+#include <tapedeck/ops/conv/pixels.h>
 #include <tapedeck/ops/conv/plan.h>
 
 namespace tapedeck::cpu {
@@ -62,12 +63,6 @@ std::vector<WinogradPhase> winograd_phases(const ConvAxis& axis, Direction direc
 constexpr std::int64_t winograd_point(std::int64_t i, std::int64_t taps, std::int64_t most) {
   return i == taps ? most : i;
 }
-
-/// Rows [begin, end).
-struct RowRange {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
 
 /// The rows, of `height`, that tiles [row, row + rows) of all phases of an axis read and write.
 RowRange winograd_reads(const std::vector<WinogradPhase>& phases, std::int64_t height, std::int64_t row,

@@ -178,11 +178,17 @@ class WinogradWeightGrad {
           block.x.data += now.image * block.x.image_step;
           block.y.data += now.image * block.y.image_step;
           if (!x_in_place_) {
-            if (now.row == 0 || i == items * begin / parts_) copied = {};
-            copy(x_, now, now.x, copied, x_copy.data(), block.x);
+            if (now.row == 0) copied = {};
+            copy_bands(x_, now.image, now.images, now.x, copied, x_copy.data());
             copied = now.x;
+            block.x.image_step = now.x.size() * x_row;
+            block.x.data = x_copy.data() - now.x.begin * x_row;
           }
-          if (!y_in_place_) copy(y_, now, now.y, {}, y_copy.data(), block.y);
+          if (!y_in_place_) {
+            copy_bands(y_, now.image, now.images, now.y, {}, y_copy.data());
+            block.y.image_step = now.y.size() * y_row;
+            block.y.data = y_copy.data() - now.y.begin * y_row;
+          }
           double work = 0;
           for (const Phase& phase : phases_)
             work += static_cast<double>(tiles(phase, block) * phase.points());
@@ -205,21 +211,6 @@ class WinogradWeightGrad {
         }
       }
     });
-  }
-
-  /// Copies rows of the images of an item, except those that the copy has at its end already, and points
-  /// `pixels` to them.
-  void copy(const Tensor& images, const Item& item, const RowRange& rows, const RowRange& copied, float* to,
-            Pixels<float>& pixels) const {
-    const std::int64_t row = pixels.h_step;
-    const std::int64_t known = std::clamp<std::int64_t>(copied.end - rows.begin, 0, rows.size());
-    if (known > 0) std::copy_n(to + (rows.begin - copied.begin) * row, known * row, to);
-    for (std::int64_t n = 0; n < item.images; ++n) {
-      copy_rows(images, item.image + n, rows.begin + known, rows.size() - known,
-                to + (n * rows.size() + known) * row);
-    }
-    pixels.image_step = rows.size() * row;
-    pixels.data = to - rows.begin * row;
   }
 
   /// Adds the products of a block of images to the sums. A thread maps the lanes' side once for all rows of a

@@ -48,6 +48,7 @@ struct Rows {
   std::int64_t c_step;
   std::int64_t rows;
   std::int64_t columns;  // of C; the panel has as many vectors as these need. At most max_dots for dots
+  Ahead ahead = {};      // for rows only
 };
 
 /// C[m,:] += the sum over i, j, k of A[i,j,k,m] * B[i,j,k,:] for m < rows, where A[i,j,k,m] is

@@ -2,7 +2,7 @@
 // of each of the M rows of A at a time.
 
 template <class T, int V, int M>
-void rows_tile(const Rows<T>& t, std::int64_t first) {
+void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
   const T* a = t.a + first * t.a_step;
   T* c = t.c + first * t.c_step;
@@ -25,12 +25,16 @@ void rows_tile(const Rows<T>& t, std::int64_t first) {
     const T* row[M];
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) row[m] = a + run->a + m * t.a_step;
     const T* panel = t.panel + run->b;
-    for (std::int64_t k = 0; k < run->length; ++k, panel += V * L) {
-      Vector<T> b[V];
-      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-        const Vector<T> x = broadcast(row[m][k]);
-        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * b[v];
+    for (std::int64_t k = 0; k < run->length;) {
+      asking.spell();
+      for (const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell; k < stop;
+           ++k, panel += V * L) {
+        Vector<T> b[V];
+        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
+        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+          const Vector<T> x = broadcast(row[m][k]);
+          TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * b[v];
+        }
       }
     }
   }
@@ -44,6 +48,10 @@ void rows_tile(const Rows<T>& t, std::int64_t first) {
 template <class T>
 void rows(const Rows<T>& t) {
   with_constant<kMaxVectors>((t.columns + kLanes<T> - 1) / kLanes<T>, [&]<int V>() {
-    for_each_tile<kTileRows<V>>(t.rows, [&]<int M>(std::int64_t first) { rows_tile<T, V, M>(t, first); });
+    std::int64_t steps = 0;
+    for (std::int64_t i = 0; i < t.run_count; ++i) steps += spells(t.runs[i].length);
+    Asking asking(t.ahead, (t.rows + kTileRows<V> - 1) / kTileRows<V> * steps);
+    for_each_tile<kTileRows<V>>(t.rows,
+                                [&]<int M>(std::int64_t first) { rows_tile<T, V, M>(t, first, asking); });
   });
 }
