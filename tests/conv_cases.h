@@ -31,7 +31,17 @@ inline const LayerCase kLayerCases[] = {
     {"wide groups", {2, 64, 6, 7}, {64, 20, 3, 5}, {.stride = {2, 3}, .dilation = {2, 1}, .groups = 2}},
     {"empty phases", {2, 20, 7, 6}, {20, 18, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
     {"large map", {2, 5, 70, 50}, {5, 6, 3, 4}, {.stride = {2, 3}, .padding = 1}},
-    {"large map", {2, 5, 70, 50}, {5, 6, 3, 4}, {.stride = {2, 3}, .padding = 1}},
+    {"depthwise rows", {2, 12, 9, 128}, {12, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 12}},
+    {"depthwise 3x3", {2, 8, 10, 64}, {8, 1, 3, 3}, {.padding = 1, .groups = 8}},
+    {"multiplier rows",
+     {2, 8, 10, 32},
+     {8, 2, 3, 3},
+     {.stride = 2, .padding = 1, .output_padding = 1, .groups = 8}},
+    {"long strips",
+     {2, 16, 20, 150},
+     {16, 8, 3, 5},
+     {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}},
+    {"sparse strips", {2, 32, 12, 45}, {32, 36, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
     {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
 };
 

@@ -4,6 +4,8 @@
 #include "conv_checks.h"
 #include "cuda_support.h"
 
+#include <cstdlib>
+
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/kernels.h>
 
@@ -20,16 +22,18 @@ class CudaConv : public CudaTest {
   }
 };
 
-/// Calls f for each algorithm and precision.
+/// Calls f for each algorithm and precision, or for the one that TAPEDECK_CONV_ALGORITHM names.
 template <class F>
 void for_each_algorithm(F f) {
+  const char* const only = std::getenv("TAPEDECK_CONV_ALGORITHM");
   for (ConvAlgorithm algorithm :
-       {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::simt,
-        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
+       {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
+        ConvAlgorithm::simt, ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
-      const bool multiplies = algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
-                              algorithm == ConvAlgorithm::automatic;
+      const bool multiplies = algorithm == ConvAlgorithm::strip || algorithm == ConvAlgorithm::tensor ||
+                              algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
+      if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);
       set_float32_precision(precision);
       SCOPED_TRACE(concat(algorithm, precision == Precision::high ? " high" : " highest"));

@@ -16,15 +16,16 @@
 // for all results of a thread that it meets.
 //
 // On an H200, 256 channels of 56x56, kernel 4, stride 2: 0.147 ms (82% of a copy's bandwidth; 0.24 before the
-// loops were unrolled), the input's gradient 0.22 ms (54%). What failed: a row for each warp, which saves the
-// division for an element that is brought, but has fewer loads under way (0.17 and 0.39 ms); columns a stride
-// apart side by side, so that the gradient's threads meet different banks (0.17 and 0.28 ms, for the
-// divisions).
+// loops were unrolled), the input's gradient 0.22 ms (54%; depthwise_rows.cu, where it can: 0.135). What
+// failed: a row for each warp, which saves the division for an element that is brought, but has fewer loads
+// under way (0.17 and 0.39 ms); columns a stride apart side by side, so that the gradient's threads meet
+// different banks (0.17 and 0.28 ms, for the divisions).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
 
 namespace tapedeck::cu {
 
@@ -232,6 +233,7 @@ bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, Layout fr
 void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to) {
   const DeviceScope scope(to.device());
+  if (!transposed && depthwise_rows(g, from, w, bias, to)) return;
   DepthwiseArguments call = arguments_of(g, transposed, to.dtype());
   call.plan.from = conv_gemm::ImageStrides(from.strides());
   call.plan.to = conv_gemm::ImageStrides(to.strides());

@@ -1,4 +1,5 @@
-// Groups of one channel of x, in nchw: planes that meet planes. depthwise.cu, depthwise_weight_grad.cu.
+// Groups of one channel of x. In nchw planes meet planes (depthwise.cu, depthwise_weight_grad.cu), with
+// channels last vectors of channels (depthwise_channels_last.cu, depthwise_channels_last_weight_grad.cu).
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -15,5 +16,15 @@ void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layout y, DType dtype);
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w);
+
+/// The same with channels last, for any multiplier; not float64.
+bool depthwise_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from, Layout to);
+void depthwise_channels_last(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
+                             const Tensor& w, const Tensor& bias, const Tensor& to);
+
+bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x,
+                                              Layout y);
+void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                         const Tensor& w);
 
 }  // namespace tapedeck::cu

@@ -7,13 +7,15 @@
 // tap; a pixel of x stays in a register for all of them. Threads' sums are added in a fixed order, and so are
 // the blocks', by a second kernel.
 //
-// On an H200, 256 channels of 56x56, kernel 4, stride 2: 0.26 ms, 46% of a copy's bandwidth. What failed is
+// On an H200, 256 channels of 56x56, kernel 4, stride 2: 0.26 ms, 46% of a copy's bandwidth (0.13
+// in depthwise_rows.cu, which is asked first). What failed is
 // as in depthwise.cu (0.52 and 0.32 ms).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
 
 namespace tapedeck::cu {
 
@@ -151,6 +153,7 @@ bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layo
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w) {
   const DeviceScope scope(w.device());
+  if (depthwise_rows_weight_grad(g, x, y, w)) return;
   Arguments a = arguments_of(g, w.dtype());
   a.x = x.raw();
   a.y = y.raw();

@@ -18,8 +18,8 @@ namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
-    ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::simt,
-    ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
+    ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
+    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -44,6 +44,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "depthwise";
     case ConvAlgorithm::direct:
       return "direct";
+    case ConvAlgorithm::strip:
+      return "strip";
     case ConvAlgorithm::simt:
       return "simt";
     case ConvAlgorithm::tensor:

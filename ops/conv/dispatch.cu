@@ -8,14 +8,15 @@
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/strip.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
 
-/// What direct and depthwise kernels can compute, and what is taken unless an algorithm is forced.
+/// What kernels for few channels can compute, and what is taken unless an algorithm is forced.
 struct Choice {
-  bool direct = false, depthwise = false;
+  bool direct = false, depthwise = false, strip = false;
   ConvAlgorithm natural = ConvAlgorithm::wgmma;
 };
 
@@ -23,7 +24,8 @@ ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgm
   if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
   ConvAlgorithm a = conv_algorithm();
   const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && choice.depthwise) ||
-                     (a == ConvAlgorithm::direct && choice.direct) || a == ConvAlgorithm::simt ||
+                     (a == ConvAlgorithm::direct && choice.direct) ||
+                     (a == ConvAlgorithm::strip && choice.strip) || a == ConvAlgorithm::simt ||
                      a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
   if (!known) a = choice.natural;
   if (a == ConvAlgorithm::wgmma && !has_wgmma) a = ConvAlgorithm::tensor;
@@ -42,13 +44,20 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 
 ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                          Layout to, bool has_wgmma) {
-  Choice choice{direct_fits(g), depthwise_fits(g, transposed, from, dtype)};
+  const bool nchw = from == Layout::nchw && to == Layout::nchw;
+  Choice choice{
+      direct_fits(g),
+      depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
+      nchw && strip_fits(g, transposed, dtype)};
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.strip && little &&
+             (transposed ? to_channels > 4 || dtype != DType::float32 : g.group_co() >= 8)) {
+    choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && (transposed || to_channels <= 16) &&
              (to_channels == 1 || (to == Layout::nchw && little))) {
     choice.natural = ConvAlgorithm::direct;
@@ -62,9 +71,14 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, cons
 
 ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
                                  bool has_wgmma) {
-  Choice choice{direct_weight_grad_fits(g), depthwise_weight_grad_fits(g, x, y, dtype)};
+  Choice choice{
+      direct_weight_grad_fits(g),
+      depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
+      x == Layout::nchw && y == Layout::nchw && strip_weight_grad_fits(g, dtype)};
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.strip && g.flops() < 24 * bytes_of(g, dtype)) {
+    choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
     choice.natural = ConvAlgorithm::direct;
   }
@@ -92,8 +106,12 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   const ConvAlgorithm algorithm = choose_map(g, true, x, y);
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
-    if (algorithm == ConvAlgorithm::depthwise) return depthwise(g, true, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::depthwise) {
+      return x.layout() == Layout::nhwc ? depthwise_channels_last(g, true, x, w, bias, y)
+                                        : depthwise(g, true, x, w, bias, y);
+    }
     if (algorithm == ConvAlgorithm::direct) return direct(g, true, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::strip) return strip_transposed(g, x, w, bias, y);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y);
     }
@@ -106,8 +124,12 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
   const ConvAlgorithm algorithm = choose_map(g, false, y, x);
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
-    if (algorithm == ConvAlgorithm::depthwise) return depthwise(g, false, y, w, bias, x);
+    if (algorithm == ConvAlgorithm::depthwise) {
+      return y.layout() == Layout::nhwc ? depthwise_channels_last(g, false, y, w, bias, x)
+                                        : depthwise(g, false, y, w, bias, x);
+    }
     if (algorithm == ConvAlgorithm::direct) return direct(g, false, y, w, bias, x);
+    if (algorithm == ConvAlgorithm::strip) return strip_plain(g, y, w, bias, x);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x);
     }
@@ -121,8 +143,12 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
       choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device()));
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
-    if (algorithm == ConvAlgorithm::depthwise) return depthwise_weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::depthwise) {
+      return x.layout() == Layout::nhwc ? depthwise_channels_last_weight_grad(g, x, y, w)
+                                        : depthwise_weight_grad(g, x, y, w);
+    }
     if (algorithm == ConvAlgorithm::direct) return direct_weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::strip) return strip_weight_grad(g, x, y, w);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_weight_grad<Math>(g, x, y, w);
     }

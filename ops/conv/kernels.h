@@ -21,14 +21,18 @@
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions (wgmma_tile.cuh), where these are: not float64.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
-//   depthwise    groups of one channel, nchw: planes in shared memory (depthwise.cu and
-//                depthwise_weight_grad.cu).
+//   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
+//                with channels last vectors of channels (depthwise_channels_last.cu,
+//                depthwise_channels_last_weight_grad.cu).
+//   strip        nchw, little work a byte: rows in shared memory, products on tensor cores, whole rows
+//   written
+//                (strip_plan.h); not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
 // CPU `planes` wherever tensors are nchw, `winograd` wherever it can, `windows`, which is none of these; on a
-// GPU `depthwise`, `direct`, `simt`, `tensor` and `wgmma`. What a device does not have, or what cannot
-// compute a call, counts as `automatic`.
+// GPU `depthwise`, `direct`, `strip`, `simt`, `tensor` and `wgmma`. What a device does not have, or what
+// cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -47,6 +51,7 @@ enum class ConvAlgorithm : std::uint8_t {
   winograd,
   depthwise,
   direct,
+  strip,
   simt,
   tensor,
   wgmma

@@ -1,0 +1,16 @@
+// Gradients of depthwise convolutions of common sizes, in nchw: rows of y in registers. depthwise_rows.cu.
+#pragma once
+
+#include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck::cu {
+
+/// Computes conv2d as depthwise() does, where it can: the result is whether it did.
+bool depthwise_rows(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                    const Tensor& x);
+/// The same for depthwise_weight_grad().
+bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                const Tensor& w);
+
+}  // namespace tapedeck::cu

@@ -1,0 +1,369 @@
+// conv2d, the gradient of conv_transpose2d's input, where reading y takes most of the time: few channels a
+// group, or a large stride.
+//
+//   x[n, ci, ih, iw] = bias[ci] + sum over co and taps: y[n, co, oh, ow] * w[ci, co, kh, kw]
+//
+// A block keeps the weights of a group in shared memory and goes down strips of x. The rows of y that a row
+// of x meets first (strip_plan.h: a group of slots), some channels at a time, come through a ring of stages:
+// while one is multiplied, the next are on their way, and each row of y is read once. A warp has 16 or 32
+// pixels of a row of x and 8 or 16 channels, and sums for the kH rows of x that a row of y can meet; a step
+// of k multiplies 8 (channel of y, tap along w) for each of these rows. When all of a row's taps are added it
+// is written, and the sums of the others move up:
+//
+//   group q of y:   taps of result q | of q-1 | of q-2       sums[0] sums[1] sums[2] -> result q-2 is written
+//   group q+1:      taps of q+1      | of q   | of q-1               (moved up)
+//
+// Elements of neighbouring pixels are `stride` apart: an odd stride meets all banks. What bounds it is the
+// reading; where it does not, the splitting of elements in two for float32's accuracy, which is why sums of
+// several rows share it.
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/strip.cuh>
+#include <tapedeck/ops/conv/strip_tile.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using namespace conv_strip;
+
+constexpr int kMostStages = 4, kMostRows = 4;
+
+struct PlainArguments {
+  Strip strip;
+  const void *y, *w, *bias;
+  void* x;
+  int blocks, columns;                  // of channels of x of a group; warps side by side in a block of them
+  int length, strips, items;            // rows of x of a strip; strips of a column tile; of all
+  int steps, stages, stage_bytes;       // steps of k of a row of y
+  int tap[kMaxPhases * kMostRows];      // of (row of a group, row of x), or -1
+  int offsets, weights, bias_at, ring;  // bytes from the start of shared memory
+};
+
+/// What a block goes down: results [begin, end) of column tile b of an image.
+struct Item {
+  __device__ Item(const PlainArguments& call, int index) {
+    const int rest = index / call.strip.tiles_w;
+    b = (index - rest * call.strip.tiles_w) * call.strip.columns;
+    image = rest / call.strips;
+    begin = (rest - image * call.strips) * call.length;
+    end = min(call.strip.to_h, begin + call.length) + call.strip.slot_of.groups;  // of groups
+  }
+  int image, b, begin, end;
+};
+
+/// kRows: of x that a row of y can meet.
+template <class T, int kParts, int kRows, int kM, int kN>
+__global__ void __launch_bounds__(kThreads, 2)
+    strip_plain_kernel(const __grid_constant__ PlainArguments call) {
+  constexpr bool kSplit = kParts == 3 && kRows > 1;
+  using W = Weights<T, kParts, kSplit>;
+  extern __shared__ uint4 shared[];
+  __shared__ int slot_rows[kMaxPhases], taps_of[kMaxPhases * kMostRows];
+  char* const memory = reinterpret_cast<char*>(shared);
+  const Strip& p = call.strip;
+  const Plan& plan = p.plan;
+  int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
+  typename W::Stored* const weights = reinterpret_cast<typename W::Stored*>(memory + call.weights);
+  float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
+
+  const int combinations = plan.groups * call.blocks,
+            combination = static_cast<int>(blockIdx.x) % combinations;
+  const int first_item = static_cast<int>(blockIdx.x) / combinations,
+            item_step = static_cast<int>(gridDim.x) / combinations;
+  const int group = combination / call.blocks, all_n = call.columns * kN;
+  const int first = (combination - group * call.blocks) * all_n * 8;
+  const int channels = min(all_n * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
+  const T* const from =
+      static_cast<const T*>(call.y) + static_cast<std::int64_t>(group) * plan.from_channels * plan.from.c;
+
+  // What is copied next.
+  const int chunk_channels = kept(p.chunk), chunks = kept(p.chunks), stages = kept(call.stages),
+            stage_bytes = kept(call.stage_bytes);
+  RowCopy<T> copy(chunk_channels, 0, p.slot_of.count, plan.from_h, plan.from_w, p.pitch, p.copy, p.copies,
+                  p.copy_lanes, plan.from);
+  const int step_h = kept(p.reach_h.step), step_w = kept(p.reach_w.step), low_w = kept(p.low_w);
+  const std::int64_t chunk_stride = static_cast<std::int64_t>(chunk_channels) * plan.from.c;
+  int next_index = first_item, next_chunk = 0, next_stage = 0;
+  Item next(call, next_index);
+  const T* next_from = from + next.image * plan.from.n;
+  const auto copy_next = [&] {
+    if (next_index < call.items) {
+      copy.exist = min(chunk_channels, plan.from_channels - next_chunk * chunk_channels);
+      copy.start(reinterpret_cast<T*>(memory + call.ring + next_stage * stage_bytes),
+                 next_from + next_chunk * chunk_stride, next.b * step_w + low_w,
+                 [&](int slot) { return next.begin * step_h + slot_rows[slot]; });
+      if (++next_chunk == chunks) {
+        next_chunk = 0;
+        if (++next.begin == next.end) {
+          next = Item(call, next_index += item_step);
+          next_from = from + next.image * plan.from.n;
+        }
+      }
+      if (++next_stage == stages) next_stage = 0;
+    }
+    commit_copies();
+  };
+  for (int slot = threadIdx.x; slot < kMaxPhases; slot += kThreads) slot_rows[slot] = p.slot_of.row(slot);
+  for (int e = threadIdx.x; e < kMaxPhases * kMostRows; e += kThreads) taps_of[e] = call.tap[e];
+  __syncthreads();
+  for (int i = 1; i < call.stages; ++i) copy_next();
+
+  for (int e = threadIdx.x; e < call.steps * kStep; e += kThreads) {
+    offsets[e] = p.row_offset(e / kStep * kStep + e % kStep / 2 + e % 2 * 4) * p.bytes;
+  }
+  // [chunk][tap along h][step][8 channels][thread]
+  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32), taps = kept(plan.kernel_h);
+#pragma unroll 4
+  for (int e = threadIdx.x; e < p.chunks * taps * of_tap; e += kThreads) {
+    const int lane = e % 32, tap = e / of_tap, rest = (e - tap * of_tap) / 32, chunk = tap / taps;
+    const auto read = [&](int half) {
+      const std::int64_t at =
+          p.row_weight(group, chunk, tap - chunk * taps, rest / all_n * kStep + lane % 4 + half,
+                       first + rest % all_n * 8 + lane / 4);
+      return at < 0 ? 0.0f : convert<float>(static_cast<const T*>(call.w)[at]);
+    };
+    weights[e] = W::make(read(0), read(4));
+  }
+  if (static_cast<int>(threadIdx.x) < all_n * 8) {
+    const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
+    bias[threadIdx.x] =
+        exists ? convert<float>(static_cast<const T*>(call.bias)[channel + static_cast<int>(threadIdx.x)])
+               : 0.0f;
+  }
+
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int warp_n = warp % call.columns * kN, pixel = warp / call.columns * (kM * kPixels) + g;
+  const int step_bytes = step_w * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
+  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))), slots = kept(p.slot_of.count),
+            groups = kept(p.slot_of.groups), weight_step = kept(all_n * 32);
+  const unsigned ring = shared_address(memory + call.ring) + pixel * step_bytes;
+  const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
+  const typename W::Stored* const my_weights = weights + warp_n * 32 + lane;
+
+  int stage = 0;
+  for (int index = first_item; index < call.items; index += item_step) {
+    const Item item(call, index);
+    Sums<kM, kN> sums[kRows] = {};
+    for (int q = item.begin; q < item.end; ++q) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        if (stages == 2) {
+          wait_for_copies<0>();
+        } else if (stages == 3) {
+          wait_for_copies<1>();
+        } else {
+          wait_for_copies<2>();
+        }
+        __syncthreads();
+        copy_next();
+        unsigned pixels = ring + stage * stage_bytes;
+        if (++stage == stages) stage = 0;
+        for (int slot = 0; slot < slots; ++slot, pixels += slot_bytes) {
+          const typename W::Stored* of_row[kRows];
+          bool meets[kRows];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const int tap = taps_of[slot * kMostRows + r];
+            meets[r] = tap >= 0;
+            of_row[r] = my_weights + (chunk * taps + max(tap, 0)) * of_tap;
+          }
+          constexpr int kFlush = 4;  // steps whose sums tensor cores add
+          const auto add = [&](Sums<kM, kN>(&to)[kRows], const int2& at) {
+            Fragment<T, kParts, 4> a[kM];
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+              const unsigned x = pixels + m * 2 * half + at.x, y = pixels + m * 2 * half + at.y;
+              a[m].set(0, load<T>(x));
+              a[m].set(1, load<T>(x + half));
+              a[m].set(2, load<T>(y));
+              a[m].set(3, load<T>(y + half));
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              if (!meets[r]) continue;
+#pragma unroll
+              for (int n = 0; n < kN; ++n) {
+                const auto b = W::read(of_row[r][n * 32]);
+#pragma unroll
+                for (int m = 0; m < kM; ++m) multiply<T, kParts>(to[r].values[m][n], a[m], b);
+              }
+              of_row[r] += weight_step;
+            }
+          };
+          for (int begin = 0; begin < steps; begin += kFlush) {
+            Sums<kM, kN> part[kRows] = {};
+            Sums<kM, kN>(&to)[kRows] = kParts == 3 ? part : sums;
+            if (steps - begin >= kFlush) {
+#pragma unroll
+              for (int s = 0; s < kFlush; ++s) add(to, table[(begin + s) * 4]);
+            } else {
+              for (int s = begin; s < steps; ++s) add(to, table[s * 4]);
+            }
+            if constexpr (kParts == 3) {
+#pragma unroll
+              for (int r = 0; r < kRows; ++r) add_sums(sums[r], part[r]);
+            }
+          }
+        }
+      }
+      const int row = q - groups;
+      if (row >= item.begin) {
+        T* const to = static_cast<T*>(call.x) + item.image * plan.to.n +
+                      static_cast<std::int64_t>(channel) * plan.to.c +
+                      static_cast<std::int64_t>(row) * plan.to.h +
+                      static_cast<std::int64_t>(item.b + pixel) * plan.to.w;
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              const int c = (warp_n + n) * 8 + t * 2 + k % 2, b = m * kPixels + k / 2 * 8;
+              if (c >= channels || item.b + pixel + b >= p.to_w) continue;
+              to[static_cast<std::int64_t>(c) * plan.to.c + b * plan.to.w] =
+                  convert<T>(sums[kRows - 1].values[m][n][k] + bias[c]);
+            }
+      }
+#pragma unroll
+      for (int r = kRows - 1; r > 0; --r) sums[r] = sums[r - 1];
+      sums[0] = {};
+    }
+  }
+}
+
+struct Configuration {
+  int rows = 0, m = 0, n = 0;  // kRows, kM, kN
+};
+
+/// The arguments but for tensors and strides, and the kernel; `m` is 0 where nothing fits.
+Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy, PlainArguments& best) {
+  const int bytes = static_cast<int>(size_of(dtype));
+  const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
+  const Strip start(g, false, bytes);
+  const int channels = start.plan.to_channels, taps = start.plan.kernel_h, met = start.slot_of.groups + 1;
+  Configuration chosen;
+  if (met > kMostRows) return chosen;
+  chosen.rows = met == 1 ? 1 : kMostRows;
+  chosen.n = channels <= 8 ? 1 : 2;
+  int side = 1;  // warps side by side
+  while (side < 4 && side * chosen.n * 8 < channels) side *= 2;
+  double least = 0;
+  int best_blocks = 1;  // of a multiprocessor
+  for (int choice = 0; choice < 14; ++choice) {
+    constexpr int kChunks[] = {1, 2, 3, 4, 8, 16, 32};
+    const int chunk = kChunks[choice / 2], m = choice % 2 + 1, columns = kPixels * m * kWarps / side;
+    if ((m == 2) != (chosen.rows == 1)) continue;
+    if (chunk > start.plan.from_channels) break;
+    PlainArguments a{};
+    Strip& p = a.strip;
+    p = start;
+    p.set_tile(1, columns, chunk, copy, 16, 8);
+    a.columns = side;
+    a.blocks = static_cast<int>(ceil_div(channels, side * chosen.n * 8));
+    a.steps = p.row_steps();
+    a.stage_bytes = p.slot_of.count * p.slot_pitch * bytes;
+    const auto align = [](int n) { return (n + 127) / 128 * 128; };
+    const std::int64_t weights =
+        std::int64_t{p.chunks} * taps * a.steps * side * chosen.n * 256 * (three && chosen.rows > 1 ? 2 : 1);
+    if (weights > 128 << 10) continue;
+    a.weights = align(a.steps * kStep * 4);
+    a.bias_at = a.weights + static_cast<int>(weights);
+    a.ring = align(a.bias_at + side * chosen.n * 32);
+    // Two blocks a multiprocessor where that leaves them two stages, else one.
+    int blocks = 2;
+    a.stages = (kMostShared / 2 - 1024 - a.ring) / a.stage_bytes;
+    if (a.stages < 2) {
+      blocks = 1;
+      a.stages = (kMostShared - 1024 - a.ring) / a.stage_bytes;
+    }
+    if (a.stages < 2) continue;
+    a.stages = std::min(a.stages, kMostStages);
+    const double row = p.copies * p.copy + 64.0 / bytes;
+    const double read = row / columns * p.slot_of.count * waiting(a.stage_bytes, blocks * (a.stages - 1));
+    const double work = static_cast<double>(a.steps) / chunk * p.slot_of.count * (m == 1 ? 4 : 3.5);
+    // What a stage takes besides, mostly waiting.
+    const double fixed = 12000.0 / (blocks * chunk * columns);
+    const double cost = std::max(read, work) + 0.3 * std::min(read, work) + fixed;
+    if (chosen.m > 0 && cost >= least) continue;
+    least = cost;
+    best = a;
+    best_blocks = blocks;
+    chosen.m = m;
+  }
+  if (chosen.m == 0) return chosen;
+  Strip& p = best.strip;
+  for (int& tap : best.tap) tap = -1;
+  for (int kh = 0; kh < taps; ++kh) {
+    const int slot = p.tap_slot(kh);
+    best.tap[slot % p.slot_of.count * kMostRows + slot / p.slot_of.count + chosen.rows - met] = kh;
+  }
+  // Strips that give an H100's blocks equal work: the fewest rows of y that one of them goes down.
+  const std::int64_t tiles = std::int64_t{p.plan.n} * p.tiles_w,
+                     combinations = std::int64_t{p.plan.groups} * best.blocks,
+                     resident = std::max<std::int64_t>(1, 132 * best_blocks / combinations);
+  std::int64_t fewest = 0;
+  for (int strips = 1; strips <= p.to_h; ++strips) {
+    const std::int64_t length = ceil_div(p.to_h, strips),
+                       rows = ceil_div(tiles * strips, resident) * (length + met - 1);
+    if (fewest > 0 && rows >= fewest) continue;
+    fewest = rows;
+    best.length = static_cast<int>(length);
+  }
+  best.strips = static_cast<int>(ceil_div(p.to_h, best.length));
+  best.items = static_cast<int>(tiles * best.strips);
+  return chosen;
+}
+
+template <class T, int kParts, int kRows, int kM, int kN>
+void launch(const PlainArguments& a, Device device) {
+  const int bytes = a.ring + a.stages * a.stage_bytes;
+  conv_gemm::allow_shared_memory(strip_plain_kernel<T, kParts, kRows, kM, kN>, bytes);
+  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
+  const std::int64_t resident =
+      multiprocessors(device) * std::int64_t{std::min(2, kMostShared / (bytes + 1024))};
+  const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.items);
+  const std::int64_t turns = ceil_div(a.items, most);  // equal ones
+  strip_plain_kernel<T, kParts, kRows, kM, kN>
+      <<<grid_size("conv", ceil_div(a.items, turns) * combinations), kThreads,
+         static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  check_launch("conv: strip");
+}
+
+}  // namespace
+
+bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+  PlainArguments a;
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16, a).m > 0;
+}
+
+void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                 const Tensor& x) {
+  const DeviceScope scope(x.device());
+  PlainArguments a;
+  const Configuration chosen =
+      arguments_of(g, x.dtype(), copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))), a);
+  a.strip.plan.from = ImageStrides(y.strides());
+  a.strip.plan.to = ImageStrides(x.strides());
+  a.y = y.raw();
+  a.w = w.raw();
+  a.bias = bias.defined() ? bias.raw() : nullptr;
+  a.x = x.raw();
+  const auto choose = [&]<class T, int kParts>() {
+    if (chosen.rows == 1 && chosen.m == 1) {
+      return chosen.n == 1 ? launch<T, kParts, 1, 1, 1>(a, x.device())
+                           : launch<T, kParts, 1, 1, 2>(a, x.device());
+    }
+    if (chosen.rows == 1) {
+      return chosen.n == 1 ? launch<T, kParts, 1, 2, 1>(a, x.device())
+                           : launch<T, kParts, 1, 2, 2>(a, x.device());
+    }
+    if (chosen.n == 1) return launch<T, kParts, kMostRows, 1, 1>(a, x.device());
+    launch<T, kParts, kMostRows, 1, 2>(a, x.device());
+  };
+  if (x.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
+  if (x.dtype() == DType::float16) return choose.template operator()<float16, 1>();
+  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
+  choose.template operator()<float, 3>();
+}
+
+}  // namespace tapedeck::cu

@@ -1,0 +1,320 @@
+// The weight's gradient where reading y takes most of the time: few channels a group, or a large stride.
+//
+//   gw[ci, co, kh, kw] = sum over n and the pixels (ih, iw) of x: x[n, ci, ih, iw] * y[n, co, oh, ow]
+//
+// A product of matrices with all taps at once: rows are (tap, co), columns ci, and what is summed are pixels
+// of x. A block takes tiles of x and the rows of y that taps bring to them (strip_plan.h) through a ring of
+// stages, and keeps sums of its channels and all taps in registers:
+//
+//   rows (tap, co) of 16:  y[co][window of the tap + pixel]      8 pixels a step, `stride` apart in y
+//   columns ci of 8:       x[ci][pixel]                          of a step loaded once for all taps
+//
+// Warps side by side have different ci, the others different pixels; their sums are added in order, and so
+// are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/strip.cuh>
+#include <tapedeck/ops/conv/strip_tile.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using namespace conv_strip;
+
+constexpr int kGroup = 2;  // steps of 8 pixels whose sums are added at once
+
+struct WeightGradArguments {
+  Strip strip;  // of y; its chunk is the channels of y of a block
+  const void *x, *y;
+  float* parts;
+  ImageStrides x_strides;
+  int x_channels, columns;  // of a block; warps side by side
+  int x_pitch, x_copy, x_copies, x_lanes;
+  int y_blocks, x_blocks;  // of a group's channels
+  int rows;                // (tap, co)
+  int tiles, stages, splits;
+  int stage_bytes, x_at;  // of x in a stage
+  int offsets, ring;      // bytes from the start of shared memory
+  std::int64_t count;     // of weights
+};
+
+template <class T, int kParts, int kM, int kN>
+__global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
+    strip_weight_grad_kernel(const __grid_constant__ WeightGradArguments call) {
+  extern __shared__ uint4 shared[];
+  char* const memory = reinterpret_cast<char*>(shared);
+  const Strip& p = call.strip;
+  const Plan& plan = p.plan;
+  int2* const offsets = reinterpret_cast<int2*>(memory + call.offsets);
+
+  int rest = static_cast<int>(blockIdx.x);
+  const auto next = [&rest](int count) {
+    const int quotient = rest / count, index = rest - quotient * count;
+    rest = quotient;
+    return index;
+  };
+  const int y_first = next(call.y_blocks) * p.chunk, x_first = next(call.x_blocks) * call.x_channels;
+  const int group = next(plan.groups), split = rest;
+  const int y_channels = min(p.chunk, plan.from_channels - y_first);
+  const T* const y = static_cast<const T*>(call.y) +
+                     static_cast<std::int64_t>(group * plan.from_channels + y_first) * plan.from.c;
+  const T* const x = static_cast<const T*>(call.x) +
+                     static_cast<std::int64_t>(group * plan.to_channels + x_first) * call.x_strides.c;
+
+  const int stages = kept(call.stages), stage_bytes = kept(call.stage_bytes), x_at = kept(call.x_at);
+  const RowCopy<T> copy_y(p.chunk, y_channels, p.slots, plan.from_h, plan.from_w, p.pitch, p.copy, p.copies,
+                          p.copy_lanes, plan.from);
+  const RowCopy<T> copy_x(call.x_channels, min(call.x_channels, plan.to_channels - x_first), p.rows, p.to_h,
+                          p.to_w, call.x_pitch, call.x_copy, call.x_copies, call.x_lanes, call.x_strides);
+  int* const slot_rows = reinterpret_cast<int*>(offsets + kM * 8);
+  for (int slot = threadIdx.x; slot < p.slots; slot += kThreads) slot_rows[slot] = p.slot_of.row(slot);
+  __syncthreads();
+  int next_tile = split, next_stage = 0;
+  const auto copy_next = [&] {
+    if (next_tile < call.tiles) {
+      const Tile tile = p.tile(next_tile);
+      char* const stage = memory + call.ring + next_stage * stage_bytes;
+      const int first_row = tile.a * p.reach_h.step;
+      copy_y.start(reinterpret_cast<T*>(stage), y + tile.image * plan.from.n, p.first_column(tile),
+                   [&](int slot) { return first_row + slot_rows[slot]; });
+      copy_x.start(reinterpret_cast<T*>(stage + x_at), x + tile.image * call.x_strides.n, tile.b,
+                   [&](int row) { return tile.a + row; });
+      next_tile += call.splits;
+      if (++next_stage == stages) next_stage = 0;
+    }
+    commit_copies();
+  };
+  for (int i = 1; i < call.stages; ++i) copy_next();
+
+  // Windows of rows g and g + 8 of each 16; past the last row one that exists.
+  for (int e = threadIdx.x; e < kM * kPixels; e += kThreads) {
+    const int row = e / kPixels * kPixels + e % 2 * 8 + e % kPixels / 2, k = row < call.rows ? row : 0;
+    reinterpret_cast<int*>(offsets)[e] = p.offset(0, 0, k) * p.bytes;
+  }
+
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int warp_n = warp % call.columns * kN, warp_p = warp / call.columns, warps_p = kWarps / call.columns;
+  const int step_bytes = p.reach_w.step * static_cast<int>(sizeof(T));
+  const int steps_of_row = kept(p.columns / 8), groups = kept(p.rows * steps_of_row / kGroup);
+  const int row_bytes = kept(p.result_offset(1, 0) * p.bytes), x_pitch = kept(call.x_pitch),
+            x_row = kept(call.x_channels * call.x_pitch);
+  const int tiles_m = (call.rows + kPixels - 1) / kPixels;
+
+  float sums[kM][kN][4] = {};
+  int stage = 0;
+  for (int tile_index = split; tile_index < call.tiles; tile_index += call.splits) {
+    if (stages == 2) {
+      wait_for_copies<0>();
+    } else if (stages == 3) {
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<2>();
+    }
+    __syncthreads();
+    copy_next();
+    const char* const at = memory + call.ring + stage * stage_bytes;
+    if (++stage == stages) stage = 0;
+    const unsigned y_tile = shared_address(at) + t * step_bytes;
+    const T* const x_tile = reinterpret_cast<const T*>(at + call.x_at) + (warp_n * 8 + g) * x_pitch + t;
+    for (int i = warp_p; i < groups; i += warps_p) {
+      Fragment<T, kParts, 2> b[kGroup][kN];
+      unsigned windows[kGroup];
+#pragma unroll
+      for (int s = 0; s < kGroup; ++s) {
+        const int step = i * kGroup + s, row = step / steps_of_row, column = (step - row * steps_of_row) * 8;
+        windows[s] = y_tile + row * row_bytes + column * step_bytes;
+        const T* const from = x_tile + row * x_row + column;
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          b[s][n].set(0, convert<float>(from[n * 8 * x_pitch]));
+          b[s][n].set(1, convert<float>(from[n * 8 * x_pitch + 4]));
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if (m < tiles_m) {
+          const int2 of_rows = offsets[m * 8 + g];
+          float part[kN][4] = {};
+#pragma unroll
+          for (int s = 0; s < kGroup; ++s) {
+            Fragment<T, kParts, 4> a;
+            const unsigned upper = windows[s] + of_rows.x, lower = windows[s] + of_rows.y;
+            a.set(0, load<T>(upper));
+            a.set(1, load<T>(lower));
+            a.set(2, load<T>(upper + 4 * step_bytes));
+            a.set(3, load<T>(lower + 4 * step_bytes));
+#pragma unroll
+            for (int n = 0; n < kN; ++n) multiply<T, kParts>(part[n], a, b[s][n]);
+          }
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sums[m][n][k] += part[n][k];
+        }
+      }
+    }
+  }
+
+  // Sums of warps that have other pixels of the same channels are added, one warp after another.
+  wait_for_copies<0>();
+  constexpr int kSums = kM * kN * 4 * 32;  // of warps side by side, each
+  float* const shared_sums = reinterpret_cast<float*>(memory + call.ring);
+  for (int turn = 0; turn < warps_p; ++turn) {
+    __syncthreads();
+    if (turn != warp_p) continue;
+    float* const to = shared_sums + warp % call.columns * kSums + lane;
+#pragma unroll
+    for (int i = 0; i < kM * kN * 4; ++i) {
+      const float sum = sums[i / (kN * 4)][i / 4 % kN][i % 4];
+      to[i * 32] = turn == 0 ? sum : to[i * 32] + sum;
+    }
+  }
+  __syncthreads();
+  const int taps = plan.kernel_h * plan.kernel_w;
+  float* const parts = call.parts + split * call.count;
+  for (int e = threadIdx.x; e < call.columns * kSums; e += kThreads) {
+    const int of_lane = e % 32, i = e / 32 % (kSums / 32), column = e / kSums;
+    const int row = i / (kN * 4) * kPixels + of_lane / 4 + i % 4 / 2 * 8, tap = p.by_chunk.divide(row),
+              co = y_first + p.by_chunk.modulo(row, tap);
+    const int ci = x_first + (column * kN + i / 4 % kN) * 8 + of_lane % 4 * 2 + i % 2;
+    if (row >= call.rows || co >= plan.from_channels || ci >= plan.to_channels) continue;
+    parts[(static_cast<std::int64_t>(group * plan.to_channels + ci) * plan.from_channels + co) * taps + tap] =
+        shared_sums[e];
+  }
+}
+
+struct Configuration {
+  int m = 0, n = 0;  // kM, kN
+};
+constexpr Configuration kConfigurations[] = {{16, 1}, {10, 2}, {4, 2}};
+
+/// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
+Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int y_copy, int x_copy,
+                           WeightGradArguments& best) {
+  const int bytes = static_cast<int>(size_of(dtype));
+  const Strip start(g, false, bytes);
+  const int ci = start.plan.to_channels, co = start.plan.from_channels, taps = start.plan.taps(0, 0);
+  Configuration chosen;
+  double least = 0;
+  for (const Configuration& c : kConfigurations) {
+    int side = 1;
+    while (side < 4 && side * c.n * 8 < ci) side *= 2;
+    if (c.m * kPixels < taps) continue;
+    const int y_blocks = static_cast<int>(ceil_div(co, c.m * kPixels / taps)),
+              y_channels = static_cast<int>(ceil_div(co, y_blocks));
+    if (y_channels < 4 && y_channels < co) continue;
+    for (int columns : {8, 16, 32, 64, 128}) {
+      for (int rows : {1, 2, 4, 8, 16}) {
+        if (rows * columns % (8 * kGroup) != 0) continue;
+        WeightGradArguments a{};
+        Strip& p = a.strip;
+        p = start;
+        p.set_tile(rows, columns, y_channels, y_copy, 8, 4);
+        a.columns = side;
+        a.x_channels = side * c.n * 8;
+        a.x_blocks = static_cast<int>(ceil_div(ci, a.x_channels));
+        a.y_blocks = y_blocks;
+        a.rows = y_channels * taps;
+        a.x_copy = x_copy / bytes;
+        a.x_copies = static_cast<int>(ceil_div(columns, a.x_copy));
+        a.x_lanes = 4;
+        while (a.x_lanes < 32 && a.x_lanes < a.x_copies) a.x_lanes *= 2;
+        a.x_pitch = (columns * bytes / 4 + (8 + 4 - columns * bytes / 4 % 8) % 8) * 4 / bytes;
+        const auto align = [](int n) { return (n + 127) / 128 * 128; };
+        a.x_at = align(p.tile_bytes());
+        a.stage_bytes = align(a.x_at + rows * a.x_channels * a.x_pitch * bytes);
+        a.offsets = 0;
+        a.ring = align((c.m * kPixels + p.slots) * 4);
+        const int blocks = c.m * c.n <= 16 ? 2 : 1;
+        a.stages = std::min(4, (kMostShared / blocks - 1024 - a.ring) / a.stage_bytes);
+        if (a.stages < 2 || a.stages * a.stage_bytes < side * c.m * c.n * 512) continue;
+        // Of a pixel, in elements that are read: reading, or a thread's instructions.
+        const double read = (p.read() * co * a.x_blocks + static_cast<double>(ci) * y_blocks) / p.used() *
+                            waiting(a.stage_bytes, blocks * (a.stages - 1));
+        const int groups = rows * columns / (8 * kGroup), warps = kWarps / side;
+        const double busy =
+            static_cast<double>(groups) / (static_cast<double>(ceil_div(groups, warps)) * warps);
+        const double tiles_m = static_cast<double>(ceil_div(a.rows, kPixels)) * y_blocks,
+                     tiles_n = static_cast<double>(side) * a.x_blocks;
+        const double work = tiles_m * tiles_n * (24 + 4 * c.n) / 8 / busy / p.used() * 1.6;
+        // What a stage takes besides, mostly waiting, and a row's copy.
+        const double fixed = (12000.0 / blocks + 40.0 * p.slots * y_channels) / (rows * columns);
+        const double cost = std::max(read, work) + 0.3 * std::min(read, work) + fixed * y_blocks * a.x_blocks;
+        if (chosen.m > 0 && cost >= least) continue;
+        least = cost;
+        best = a;
+        best.tiles = p.tiles();
+        chosen = c;
+        // Blocks of an H100's multiprocessors: the result does not depend on the device.
+        const std::int64_t combinations = std::int64_t{a.y_blocks} * a.x_blocks * p.plan.groups;
+        const std::int64_t most = std::clamp<std::int64_t>(132 * blocks / combinations, 1, best.tiles);
+        const std::int64_t turns = ceil_div(best.tiles, most);
+        best.splits = static_cast<int>(ceil_div(best.tiles, turns));
+      }
+    }
+  }
+  return chosen;
+}
+
+template <class T, int kParts, int kM, int kN>
+void launch(const WeightGradArguments& a, Device device) {
+  const int bytes = a.ring + a.stages * a.stage_bytes;
+  conv_gemm::allow_shared_memory(strip_weight_grad_kernel<T, kParts, kM, kN>, bytes);
+  const std::int64_t blocks = std::int64_t{a.splits} * a.y_blocks * a.x_blocks * a.strip.plan.groups;
+  strip_weight_grad_kernel<T, kParts, kM, kN>
+      <<<grid_size("conv", blocks), kThreads, static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  check_launch("conv: strip weight gradient");
+}
+
+template <class T>
+void add_parts(const WeightGradArguments& a, const Tensor& w) {
+  const float* const from = a.parts;
+  T* const to = static_cast<T*>(w.raw());
+  const int splits = a.splits;
+  const std::int64_t count = a.count;
+  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
+    float sum = from[i];
+    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
+    to[i] = convert<T>(sum);
+  });
+}
+
+}  // namespace
+
+bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+  WeightGradArguments a;
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16, 16, a).m > 0;
+}
+
+void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  const DeviceScope scope(w.device());
+  const int bytes = static_cast<int>(size_of(w.dtype()));
+  WeightGradArguments a;
+  const Configuration chosen =
+      arguments_of(g, w.dtype(), copy_bytes(y.raw(), g.w.out, bytes), copy_bytes(x.raw(), g.w.in, bytes), a);
+  a.strip.plan.from = ImageStrides(y.strides());
+  a.x_strides = ImageStrides(x.strides());
+  a.x = x.raw();
+  a.y = y.raw();
+  const std::int64_t count = w.count();
+  const Workspace<float> parts(w.device(), a.splits * count);
+  a.parts = parts.data();
+  a.count = count;
+  const auto choose = [&]<class T, int kParts>() {
+    if (chosen.m == 16) {
+      launch<T, kParts, 16, 1>(a, w.device());
+    } else if (chosen.m == 10) {
+      launch<T, kParts, 10, 2>(a, w.device());
+    } else {
+      launch<T, kParts, 4, 2>(a, w.device());
+    }
+    add_parts<T>(a, w);
+  };
+  if (w.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
+  if (w.dtype() == DType::float16) return choose.template operator()<float16, 1>();
+  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
+  choose.template operator()<float, 3>();
+}
+
+}  // namespace tapedeck::cu

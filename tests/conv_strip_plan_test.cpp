@@ -1,0 +1,230 @@
+// The addresses of the GPU's kernels for strips of rows, without a GPU: what the kernels compute from
+// conv_strip::Strip, in plain loops over shared memory that is poisoned, against the definition.
+#include <gtest/gtest.h>
+
+#include <tapedeck/ops/conv/strip_plan.h>
+
+#include <cmath>
+#include <limits>
+
+#include "conv_definition.h"
+
+namespace tapedeck::test {
+namespace {
+
+using namespace conv_strip;
+
+ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
+  const auto axis = [&](int a) {
+    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
+  };
+  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
+}
+
+ImageStrides strides(std::int64_t channels, std::int64_t h, std::int64_t w) {
+  return {channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1};
+}
+
+std::size_t at(const ImageStrides& s, std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w) {
+  return static_cast<std::size_t>(n * s.n + c * s.c + h * s.h + w * s.w);
+}
+
+/// A tile of random size, as kernels choose them. Copies that rows of `from` allow.
+void set_random_tile(Strip& p, ConvRandom& random, std::int64_t width, int chunk) {
+  const int copy = copy_bytes(nullptr, width, p.bytes);
+  const bool apart = random.chance(50);
+  p.set_tile(1 << random.in(0, 3), 8 << random.in(0, 3), chunk, copy, apart ? 16 : 8, apart ? 8 : 4);
+}
+
+/// Shared memory with what a block copies of a tile.
+class SharedTile {
+ public:
+  SharedTile(const Strip& p, const Tile& tile, const Values& from, int first_channel, int channels)
+      : values_(static_cast<std::size_t>(p.slots * p.slot_pitch), std::numeric_limits<double>::quiet_NaN()) {
+    for (int slot = 0; slot < p.slots; ++slot)
+      for (int c = 0; c < p.chunk; ++c)
+        for (int i = 0; i < p.copies * p.copy; ++i) {
+          const int y = p.row(tile, slot), x = p.first_column(tile) + i, first = x - i % p.copy;
+          // A copy is inside as a whole or not at all.
+          EXPECT_EQ(first >= 0 && first < p.plan.from_w, x >= 0 && x < p.plan.from_w);
+          const bool inside = y >= 0 && y < p.plan.from_h && x >= 0 && x < p.plan.from_w && c < channels;
+          EXPECT_LT(i, p.pitch);
+          values_[static_cast<std::size_t>(slot * p.slot_pitch + c * p.pitch + i)] =
+              inside ? from[at(p.plan.from, tile.image, first_channel + c, y, x)] : 0;
+        }
+  }
+  double operator[](int offset) const {
+    EXPECT_GE(offset, 0);
+    EXPECT_LT(static_cast<std::size_t>(offset), values_.size());
+    return values_.at(static_cast<std::size_t>(offset));
+  }
+
+ private:
+  Values values_;
+};
+
+void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int element_bytes) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  ASSERT_TRUE(conv_gemm::fits(g));
+  Strip p(g, transposed, element_bytes);
+  const std::int64_t from_c = transposed ? c.ci : c.co, to_c = transposed ? c.co : c.ci;
+  p.plan.from = strides(from_c, p.plan.from_h, p.plan.from_w);
+  p.plan.to = strides(to_c, p.to_h, p.to_w);
+  const int chunk = transposed ? p.plan.from_channels : static_cast<int>(random.in(1, p.plan.from_channels));
+  set_random_tile(p, random, p.plan.from_w, chunk);
+  const Values from = random.integers(transposed ? c.x_count() : c.y_count()),
+               w = random.integers(c.w_count());
+  const Values expected = transposed ? define_y(c, from, w, {}) : define_x(c, from, w);
+  Values to(expected.size(), 0.0);
+  std::vector<int> written(expected.size(), 0);
+  for (int t = 0; t < p.tiles(); ++t)
+    for (int group = 0; group < p.plan.groups; ++group)
+      for (int chunk_index = 0; chunk_index < p.chunks; ++chunk_index) {
+        const Tile tile = p.tile(t);
+        const int first = chunk_index * p.chunk;
+        const SharedTile shared(p, tile, from, group * p.plan.from_channels + first,
+                                std::min(p.chunk, p.plan.from_channels - first));
+        for (int i = 0; i < p.plan.h.count; ++i)
+          for (int j = 0; j < p.plan.w.count; ++j) {
+            const PhaseAxis &h = p.plan.h.phase[i], &v = p.plan.w.phase[j];
+            const int phase = i * p.plan.w.count + j, steps = p.step_begin[phase + 1] - p.step_begin[phase];
+            ASSERT_GE(steps * kStep, p.count(i, j));
+            for (int a = 0; a < p.rows; ++a)
+              for (int b = 0; b < p.columns; ++b)
+                for (int m = 0; m < p.plan.to_channels; ++m) {
+                  double sum = 0;
+                  for (int k = 0; k < steps * kStep; ++k) {
+                    const double value = shared[p.offset(i, j, k) + p.result_offset(a, b)];
+                    ASSERT_FALSE(std::isnan(value));  // also of results that do not exist
+                    const std::int64_t weight = p.weight(group, chunk_index, i, j, k, m);
+                    if (weight >= 0) sum += value * w.at(static_cast<std::size_t>(weight));
+                  }
+                  if (tile.a + a >= h.count || tile.b + b >= v.count) continue;
+                  const std::size_t place =
+                      at(p.plan.to, tile.image, group * p.plan.to_channels + m,
+                         h.to + (tile.a + a) * h.to_step, v.to + (tile.b + b) * v.to_step);
+                  // Where a tile of `to` is one rectangle.
+                  ASSERT_LT(v.to, v.to_step);
+                  to.at(place) += sum;
+                  written.at(place) += chunk_index == 0 ? 1 : 0;
+                }
+          }
+      }
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    ASSERT_EQ(written[i], 1) << "element " << i;
+    ASSERT_EQ(to[i], expected[i]) << "element " << i;
+  }
+}
+
+/// Going down rows of y, as strip_plain_kernel does: each is copied once, and met by rows of x above it.
+void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  Strip p(g, false, element_bytes);
+  p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
+  p.plan.to = strides(c.ci, p.to_h, p.to_w);
+  const int copy = copy_bytes(nullptr, p.plan.from_w, p.bytes), groups = p.slot_of.groups;
+  p.set_tile(1, 8 << random.in(0, 2), static_cast<int>(random.in(1, p.plan.from_channels)), copy, 16, 8);
+  const Values y = random.integers(c.y_count()), w = random.integers(c.w_count());
+  Values x(c.x_count(), 0.0);
+  for (int image = 0; image < p.plan.n; ++image)
+    for (int b0 = 0; b0 < p.to_w; b0 += p.columns)
+      for (int group = 0; group < p.plan.groups; ++group)
+        for (int chunk = 0; chunk < p.chunks; ++chunk)
+          for (int q = 0; q < p.to_h + groups; ++q)
+            for (int kh = 0; kh < p.plan.kernel_h; ++kh) {
+              const int slot = p.tap_slot(kh), row = q - slot / p.slot_of.count,
+                        in = p.group_row(q, slot % p.slot_of.count);
+              ASSERT_LE(slot / p.slot_of.count, groups);
+              if (row < 0 || row >= p.to_h) continue;
+              ASSERT_EQ(in, g.h.output(row, kh));
+              for (int b = 0; b < p.columns && b0 + b < p.to_w; ++b)
+                for (int k = 0; k < p.row_steps() * kStep; ++k) {
+                  const int offset = p.row_offset(k) + b * p.reach_w.step, channel = offset / p.pitch;
+                  const int column = b0 * p.reach_w.step + p.low_w + offset % p.pitch;
+                  ASSERT_LT(channel, p.chunk);
+                  ASSERT_LT(offset % p.pitch, p.copies * p.copy);
+                  const int co = chunk * p.chunk + channel;
+                  const bool inside = in >= 0 && in < p.plan.from_h && column >= 0 &&
+                                      column < p.plan.from_w && co < p.plan.from_channels;
+                  for (int m = 0; m < p.plan.to_channels; ++m) {
+                    const std::int64_t weight = p.row_weight(group, chunk, kh, k, m);
+                    if (weight < 0 || !inside) continue;
+                    x.at(at(p.plan.to, image, group * p.plan.to_channels + m, row, b0 + b)) +=
+                        w.at(static_cast<std::size_t>(weight)) *
+                        y.at(at(p.plan.from, image, group * p.plan.from_channels + co, in, column));
+                  }
+                }
+            }
+  const Values expected = define_x(c, y, w);
+  for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], expected[i]) << "element " << i;
+}
+
+/// Rows are (tap, channel of y): what strip_weight_grad_kernel sums.
+void check_weight_grad(const ConvCase& c, ConvRandom& random, int element_bytes) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  Strip p(g, false, element_bytes);
+  p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
+  const ImageStrides of_x = strides(c.ci, p.to_h, p.to_w);
+  const int channels = static_cast<int>(random.in(1, p.plan.from_channels));
+  set_random_tile(p, random, p.plan.from_w, channels);
+  const Values x = random.integers(c.x_count()), y = random.integers(c.y_count());
+  Values sums(c.w_count(), 0.0);
+  const int taps = p.plan.taps(0, 0);
+  for (int t = 0; t < p.tiles(); ++t)
+    for (int group = 0; group < p.plan.groups; ++group)
+      for (int first = 0; first < p.plan.from_channels; first += channels) {
+        const Tile tile = p.tile(t);
+        const SharedTile shared(p, tile, y, group * p.plan.from_channels + first,
+                                std::min(channels, p.plan.from_channels - first));
+        for (int row = 0; row < channels * taps; ++row) {
+          const int tap = p.by_chunk.divide(row), co = first + p.by_chunk.modulo(row, tap);
+          for (int a = 0; a < p.rows; ++a)
+            for (int b = 0; b < p.columns; ++b)
+              for (int ci = 0; ci < p.plan.to_channels; ++ci) {
+                const double value = shared[p.offset(0, 0, row) + p.result_offset(a, b)];
+                ASSERT_FALSE(std::isnan(value));
+                if (tile.a + a >= p.to_h || tile.b + b >= p.to_w || co >= p.plan.from_channels) continue;
+                const std::size_t weight = static_cast<std::size_t>(
+                    ((group * p.plan.to_channels + ci) * p.plan.from_channels + co) * taps + tap);
+                sums.at(weight) +=
+                    value * x[at(of_x, tile.image, group * p.plan.to_channels + ci, tile.a + a, tile.b + b)];
+              }
+        }
+      }
+  const Values expected = define_w(c, x, y);
+  for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], expected[i]) << "element " << i;
+}
+
+TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
+  ConvRandom random(33);
+  for (int i = 0; i < 1500; ++i) {
+    const ConvCase c = i % 8 == 0 ? random.conv_case(8, 10) : random.conv_case(6, 3);
+    if (c.stride[0] > kMaxPhases || c.stride[1] > kMaxPhases) continue;
+    for (int element_bytes : {2, 4}) {
+      SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +
+                   " bytes: " + c.text());
+      check_map(c, random, true, element_bytes);
+      check_map(c, random, false, element_bytes);
+      check_rows(c, random, element_bytes);
+      check_weight_grad(c, random, element_bytes);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(ConvStripPlan, ReadsOnlyRowsThatTapsReach) {
+  // Stride 5 and dilation 2: taps reach 3 of 5 rows. Stride 2 and dilation 2: every other row.
+  ConvTranspose2dGeometry g;
+  g.ci = g.co = 8;
+  g.h = g.w = {.in = 64, .out = 318, .kernel = 3, .stride = 5, .padding = 1, .dilation = 2};
+  Strip p(g, false, 4);
+  p.set_tile(4, 32, 8, 8, 16, 8);
+  EXPECT_EQ(p.slots, 12);
+  g.h = {.in = 64, .out = 129, .kernel = 3, .stride = 2, .padding = 1, .dilation = 2};
+  p = Strip(g, false, 4);
+  p.set_tile(4, 32, 8, 8, 16, 8);
+  EXPECT_EQ(p.slots, 6);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
