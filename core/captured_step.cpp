@@ -5,6 +5,7 @@
 #include <bit>
 
 #include <tapedeck/core/backend.h>
+#include <tapedeck/core/memory_journal.h>
 
 namespace tapedeck {
 
@@ -105,6 +106,7 @@ const double* detail::captured_numbers() {
 struct CapturedStep::Entry {
   std::unique_ptr<detail::CapturedGraph> graph;  // null until it is captured
   std::vector<Tensor> inputs, outputs;           // where the graph reads and writes
+  std::uint64_t memory_steps = 0;                // that one run counts
   detail::Replayed replayed;
 };
 
@@ -151,6 +153,7 @@ void CapturedStep::capture(Entry& entry, const std::vector<Tensor>& inputs) {
       Tensor::empty({static_cast<std::int64_t>(detail::kNumbers)}, {DType::float64, context_.device()});
   {
     const CapturingScope scope_of_numbers(entry.replayed);
+    const std::uint64_t steps = detail::memory_step;
     graph->begin();
     try {
       entry.outputs = function_(entry.inputs);
@@ -159,6 +162,8 @@ void CapturedStep::capture(Entry& entry, const std::vector<Tensor>& inputs) {
       throw;
     }
     graph->end();
+    entry.memory_steps = detail::memory_step - steps;
+    detail::memory_step -= entry.memory_steps;  // each replay is one
   }
   entry.graph = std::move(graph);
 }
@@ -179,6 +184,7 @@ std::vector<Tensor> CapturedStep::replay(Entry& entry, const std::vector<Tensor>
     replayed.written = true;
   }
   entry.graph->launch();
+  detail::memory_step += entry.memory_steps;
   for (const auto& d : replayed.draws) {
     d.generator->set_state(d.generator->seed(), d.generator->offset() + d.made);
   }

@@ -64,7 +64,9 @@ TEST_F(CudaMemory, TrimmingGivesItBack) {
 TEST_F(CudaMemory, PinnedMemoryIsCached) {
   auto& pinned = dynamic_cast<CachingAllocator&>(pinned_context().allocator());
   const ContextScope scope(pinned_context());
-  { const Tensor warm = Tensor::empty({kMebi}); }
+  {
+    EXPECT_EQ(Tensor::zeros({kMebi}).to(kCuda).slice(0, 1).item(), 0);
+  }  // an item is read through a small block
   const MemoryStats before = pinned.stats();
   for (int i = 0; i < 50; ++i) {
     const Tensor x = Tensor::full({kMebi}, i);
@@ -97,7 +99,6 @@ TEST_F(CudaMemory, IsCountedByOpAndModule) {
 
 /// A training step with all that one may have.
 struct Step {
-  Step() { model.to(kCuda); }
   Tensors operator()(const Tensors& x) {
     adam.zero_grad();
     Tape tape;
@@ -116,8 +117,13 @@ struct Step {
     return {loss.tensor()};
   }
 
+  static SmallDecoder there(SmallDecoder model) {
+    model.to(kCuda);
+    return model;
+  }
+
   Generator init{5}, noise{9};
-  SmallDecoder model{init};
+  SmallDecoder model = there(SmallDecoder(init));
   optim::Adam adam{model.parameters(), {.lr = 1e-2}};
   optim::GradScaler scaler{kCuda};
   optim::ExponentialMovingAverage average{model.parameters(), {.decay = 0.99}};
@@ -169,11 +175,15 @@ TEST_F(CudaMemory, ACapturedStepTellsWhatItHolds) {
   const Tensors batch{random_tensor({16, 6}, {}, -1, 1).to(kCuda),
                       random_tensor({16, 3, 6, 6}, {}, 0, 1).to(kCuda)};
   for (int i = 0; i < 3; ++i) step(batch);
+  const Tensor later = bytes(1000);
   record_memory_history(kCuda, false);
   const auto graph = nlohmann::json::parse(step.memory_snapshot()),
              device = nlohmann::json::parse(memory_snapshot(kCuda));
   EXPECT_EQ(graph["device"], "cuda:0 graph");
   EXPECT_EQ(device["device"], "cuda:0");
+  const auto &first = device["history"].front(), &last = device["history"].back();
+  EXPECT_EQ(last[5], "[1000]");
+  EXPECT_EQ(last[4], first[4].get<std::uint64_t>() + 3);  // replays are steps, too
   for (const auto& json : {graph, device}) {
     bool conv = false;
     std::int64_t in_use = 0;

@@ -81,6 +81,7 @@ TEST_F(CudaTrainDecoder, TakesItsFirstStepWithinASecond) {
     wait_until(child, [&] { return lines(content(out + "/metrics.csv")) > 1; });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::printf("the first step ended after %.2f s\n", seconds);
+    std::fflush(stdout);  // before the next fork
     best = std::min(best, seconds);
     kill(child, SIGTERM);
     wait(child);
