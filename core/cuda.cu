@@ -1,13 +1,17 @@
 // CUDA devices: errors, memory behind the caching allocator, and default contexts.
 #include <tapedeck/core/launch.cuh>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/caching_allocator.h>
+#include <tapedeck/core/memory_limit.h>
 
 namespace tapedeck::cu {
 
@@ -61,6 +65,7 @@ class CudaMemory final : public DeviceMemory {
 
   void* take(std::size_t bytes) override {
     const DeviceScope scope(device_);
+    if (bytes > allowed()) return nullptr;
     void* pointer = nullptr;
     const cudaError_t status = cudaMalloc(&pointer, bytes);
     if (status == cudaErrorMemoryAllocation) {
@@ -68,17 +73,22 @@ class CudaMemory final : public DeviceMemory {
       return nullptr;
     }
     check_cuda(status, "cudaMalloc");
+    taken_ += bytes;
     return pointer;
   }
-  void give_back(void* pointer, std::size_t) noexcept override { (void)cudaFree(pointer); }
+  void give_back(void* pointer, std::size_t bytes) noexcept override {
+    (void)cudaFree(pointer);
+    taken_ -= bytes;
+  }
   std::optional<std::size_t> left() override {
     const DeviceScope scope(device_);
     std::size_t left = 0, all = 0;
     const bool known = cudaMemGetInfo(&left, &all) == cudaSuccess;
     (void)cudaGetLastError();
     if (!known) return {};
-    return left;
+    return std::min(left, allowed());
   }
+  void set_limit(std::size_t bytes) { limit_ = bytes; }
 
   Event record_event(Stream stream) override {
     const DeviceScope scope(device_);
@@ -113,7 +123,13 @@ class CudaMemory final : public DeviceMemory {
   }
 
  private:
+  std::size_t allowed() const {
+    const std::size_t limit = limit_, taken = taken_;
+    return limit > taken ? limit - taken : 0;
+  }
+
   Device device_;
+  std::atomic<std::size_t> taken_ = 0, limit_ = std::numeric_limits<std::size_t>::max();
   std::mutex mutex_;
   std::vector<cudaEvent_t> idle_;
 };
@@ -166,6 +182,10 @@ bool caches_memory() {
 
 DeviceMemory& device_memory(Device device) {
   return state_of(device).memory;
+}
+
+void limit_device_memory(Device device, std::size_t bytes) {
+  state_of(device).memory.set_limit(bytes);
 }
 
 CachingAllocator& caching_allocator(Device device) {

@@ -4,6 +4,7 @@
 
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/caching_allocator.h>
+#include <tapedeck/core/memory_limit.h>
 
 namespace tapedeck {
 
@@ -27,7 +28,9 @@ void retire_stream(Device device, Stream stream) {
 }
 void set_memory_limit(Device device, std::size_t bytes) {
   allocator_of(device).set_limit(bytes);
+  TAPEDECK_KERNEL(device, limit_device_memory)(device, bytes);
 }
+void cpu::limit_device_memory(Device, std::size_t) {}
 std::vector<MemoryTag> memory_by_tag(Device device) {
   return allocator_of(device).by_tag();
 }

@@ -52,8 +52,8 @@ std::size_t empty_cache(Device device = {});
 /// Before a stream of the user's is destroyed, when all tensors that were made there are gone: waits until
 /// its work has no use for their memory, which other streams may have then.
 void retire_stream(Device device, Stream stream);
-/// Lets the allocator reserve at most `bytes`; cached memory above it is given back. Blocks in use stay,
-/// even above the limit.
+/// Lets the program reserve at most `bytes`, graphs of captured steps included; cached memory above it is
+/// given back. Blocks in use stay, even above the limit.
 void set_memory_limit(Device device, std::size_t bytes);
 /// Who holds it, the largest first.
 std::vector<MemoryTag> memory_by_tag(Device device = {});

@@ -48,7 +48,7 @@ failed=0
 for word in "${words[@]}"; do
   result=passed
   "$binaries/${word}_test" --gtest_filter='*Cuda*:*/cuda' >"$logs/$word.log" 2>&1 || { result=FAILED failed=1; }
-  printf '%-14s %s: %s\n' "$word" "$result" "$(grep -E 'suites? ran' "$logs/$word.log" | sed 's/.*=\] //')"
+  printf '%-18s %s: %s\n' "$word" "$result" "$(grep -E 'suites? ran' "$logs/$word.log" | sed 's/.*=\] //')"
   [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$logs/$word.log" | head -40
 done
 

@@ -18,13 +18,11 @@ trap 'rm -rf "$work"' EXIT
 cores=$(taskset -cp $$ | sed 's/.*: //; s/-/,/' | cut -d, -f1,2)
 echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(nproc) cores of $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
 
-# timed <command>...: prints it with the seconds it took.
+# timed <command>...: prints it with the seconds it took, and those of processors.
 timed() {
-  local start end
-  start=$(date +%s.%N)
-  quietly "$@"
-  end=$(date +%s.%N)
-  printf '%s\n    %.2f s\n' "$*" "$(echo "$end - $start" | bc)"
+  local TIMEFORMAT='%R %U %S' seconds
+  { seconds=$({ time quietly "$@" >&3 2>&4; } 2>&1); } 3>&1 4>&2
+  printf '%s\n    %.1f s; processor time %.1f s\n' "$*" "${seconds%% *}" "$(echo "${seconds#* }" | tr ' ' '+' | bc)"
 }
 
 say "the CPU library from a clean clone"

@@ -46,6 +46,22 @@ TEST_F(CudaMemory, KeepsToALimitAndGoesOn) {
   EXPECT_NEAR(sigmoid(y).tensor().slice(7, 8).item(), 1 / (1 + std::exp(-std::exp(1.0))), 1e-6);
 }
 
+TEST_F(CudaMemory, TheLimitHoldsForGraphsToo) {
+  CapturedStep step(kCuda, [](const Tensors& x) -> Tensors { return {exp(x[0] * Variable(x[0])).tensor()}; });
+  const Tensor x = Tensor::ones({16 * kMebi}, {.device = kCuda});  // 64 MiB
+  step({x});
+  empty_cache(kCuda);
+  set_memory_limit(kCuda, memory_stats(kCuda).reserved + 80 * kMebi);  // for x's place, but not for results
+  EXPECT_THAT(error_of([&] { step({x}); }),
+              testing::ContainsRegex(
+                  "cuda:0 graph allocator: out of memory: requested 64.00 MiB of (mul|exp) .*, left "
+                  "on the device [0-9.]+ MiB, "));
+  EXPECT_FALSE(is_capturing());
+  set_memory_limit(kCuda, ~std::size_t{0});
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(step({x})[0].slice(5, 6).item(), std::exp(1.0), 1e-5);
+  EXPECT_EQ(step.graphs(), 1u);
+}
+
 TEST_F(CudaMemory, WhatIsLeftOnTheDeviceIsTold) {
   const std::string error = error_of([] { bytes(std::int64_t{1} << 45); });
   EXPECT_THAT(error, testing::ContainsRegex("limit none, left on the device [0-9.]+ GiB, largest free"));
