@@ -2,18 +2,23 @@
 """ConvTranspose2d on the CPU: Tapedeck's times beside PyTorch's, measured in turn in one run.
 
     python3 -m venv /tmp/pt && /tmp/pt/bin/pip install torch numpy   # PyTorch stays out of the product
-    /tmp/pt/bin/python bench/compare_cpu.py [--threads 1,2] [--cases a,b] [--random 200] [--json FILE]
-        [--program build/release/bench/time_conv_bench]
+    /tmp/pt/bin/python bench/compare_cpu.py [--threads 1,2] [--cases a,b] [--json FILE]
+        [--random 200 [--from 0 --to 50] [--neighbours 5]] [--program build/release/bench/time_conv_bench]
 
 Builds build/bench first. Ours and PyTorch's take turns (three each); what is printed and written are the
 medians over all of them, of float32 with random inputs: the forward with bias, the gradient of the input and
 that of the weight. `limit` is the larger share that ours has of two measured limits: fused multiply-adds in
 registers (counting only taps that reach an output), and a copy in memory (x, weight and y once each; a share
 above 1 means that they stayed in the cache).
-"""
-import argparse, json, math, os, pathlib, platform, random, statistics, subprocess, time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+--random measures that many random parameter sets instead, and with --neighbours each one's limit beside the median of
+as many sets that differ in one parameter. It ends with what is more than 10% slower than PyTorch or has less than half
+of its neighbours' limit; after three more turns, so that a moment's noise is not taken for it.
+"""
+import argparse, math, random, statistics, time
+
+import on_cpu
+
 OPS = ("forward", "input_gradient", "weight_gradient")
 
 # name: n, ci, h, w, co, kernel, stride, padding, output_padding, dilation, groups; kb*: KernelBench level 1,
@@ -52,28 +57,49 @@ def random_cases(count, seed):
         groups = rng.choice([1, 1, 1, 1, 2, 4, 16])
         ci, co = (groups * rng.choice([1, 1, 2, 3, 4, 8, 16, 24, 32, 64, 100, 128]) for _ in range(2))
         n, h, w = rng.choice([1, 2, 4, 8, 16, 32]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64])
-        out = [(i - 1) * s - 2 * p + d * (k - 1) + e + 1
-               for i, s, p, d, k, e in zip((h, w), stride, padding, dilation, kernel, extra)]
-        if min(out) < 1:
-            continue
-        flops = 2 * n * ci * h * w * co // groups * kernel[0] * kernel[1]
-        size = 4 * n * (ci * h * w + co * out[0] * out[1])
-        if not (1e7 < flops < 1e9 or 1e6 < size < 1e8) or flops > 2e9 or size > 2e8:
-            continue
-        cases[f"random{len(cases)}"] = (n, ci, h, w, co, kernel, tuple(stride), padding, extra, tuple(dilation), groups)
+        case = (n, ci, h, w, co, kernel, tuple(stride), padding, extra, tuple(dilation), groups)
+        if is_suitable(case):
+            cases[f"random{len(cases)}"] = case
     return cases
+
+
+def is_suitable(case):
+    n, ci, h, w, co, kernel, stride, padding, extra, dilation, groups = case
+    out = [(i - 1) * s - 2 * p + d * (k - 1) + e + 1
+           for i, s, p, d, k, e in zip((h, w), stride, padding, dilation, kernel, extra)]
+    if min(out) < 1 or any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation)):
+        return False
+    flops = 2 * n * ci * h * w * co // groups * kernel[0] * kernel[1]
+    size = 4 * n * (ci * h * w + co * out[0] * out[1])
+    return (1e7 < flops < 1e9 or 1e6 < size < 1e8) and flops <= 2e9 and size <= 2e8
+
+
+def neighbours(case, count, seed):
+    """Sets that differ from a case in one parameter, by little."""
+    n, ci, h, w, co, *sizes, groups = case
+    rng, found = random.Random(seed), []
+    for _ in range(100):
+        near = [n, ci, h, w, co, *sizes, groups]
+        which = rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 9))
+        if which in (1, 4):
+            near[which] += groups * rng.choice((-2, -1, 1, 2, 8))
+        elif which < 4:
+            near[which] += rng.choice((-1, 1, 3))
+        else:
+            pair = list(near[which])
+            pair[rng.randrange(2)] += rng.choice((-1, 1))
+            near[which] = tuple(pair)
+        low = min(near[1], near[2], near[3], near[4], near[0], *near[5], *near[6], *near[9], 1 + min(near[7]))
+        if low > 0 and tuple(near) not in found and is_suitable(near):
+            found.append(tuple(near))
+        if len(found) == count:
+            break
+    return found
 
 
 class Ours:
     def __init__(self, program):
-        if not program:
-            build = ROOT / "build/bench"
-            program = build / "bench/time_conv_bench"
-            for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                             "-DTAPEDECK_BENCH=ON", "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF"],
-                            ["cmake", "--build", build, "-j2", "--target", "time_conv_bench"]):
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.process = subprocess.Popen([program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = on_cpu.start(program, "time_conv_bench")
 
     def ask(self, *words):
         print(*words, file=self.process.stdin, flush=True)
@@ -113,22 +139,35 @@ def torch_times(case, layout, threads, op, milliseconds):
     return seconds
 
 
-def measure(ours, name, case, layout, threads, op, limits, args):
-    mine, theirs = [], []
+def share(flops, size, seconds, limits):
+    return max(flops / limits[0], size / limits[1]) / seconds
+
+
+def measure(ours, row, limits, args):
+    """Takes turns and adds what they took to a row, which has "case", "parameters", "op", "threads" and "layout"."""
+    case, layout, threads, op = (row[k] for k in ("parameters", "layout", "threads", "op"))
+    mine, theirs = row.setdefault("mine", []), row.setdefault("theirs", [])
     for _ in range(args.rounds):
-        flops, size, path, seconds = ours.times(case, layout, threads, op, args.milliseconds)
+        flops, size, row["path"], seconds = ours.times(case, layout, threads, op, args.milliseconds)
         mine += seconds
         theirs += torch_times(case, layout, threads, op, args.milliseconds)
     a, b = statistics.median(mine), statistics.median(theirs)
-    row = {"case": name, "op": op, "threads": threads, "layout": layout, "path": path, "ms": a * 1e3,
-           "pytorch_ms": b * 1e3, "ratio": b / a, "gflops": flops / a * 1e-9, "gbytes": size / a * 1e-9,
-           "share_of_peak": flops / a / limits[0], "share_of_copy": size / a / limits[1]}
-    if name.startswith("random"):
-        row["parameters"] = case
-    print(f"{name:10} {op:15} {threads} {layout} {path:11} {row['ms']:9.3f} {row['pytorch_ms']:9.3f}  {row['ratio']:6.2f}x"
-          f" {row['gflops']:7.1f} GFLOP/s {row['gbytes']:6.1f} GB/s  limit {max(row['share_of_peak'], row['share_of_copy']):4.2f}",
-          flush=True)
+    row.update({"ms": a * 1e3, "pytorch_ms": b * 1e3, "ratio": b / a, "gflops": flops / a * 1e-9,
+                "gbytes": size / a * 1e-9, "share_of_peak": flops / a / limits[0], "share_of_copy": size / a / limits[1]})
+    if args.neighbours:
+        shares = row.setdefault("of_neighbours", [[] for _ in neighbours(case, args.neighbours, args.seed)])
+        for near, all_of_it in zip(neighbours(case, args.neighbours, args.seed), shares):
+            flops, size, _, seconds = ours.times(near, layout, threads, op, args.milliseconds)
+            all_of_it.append(share(flops, size, statistics.median(seconds), limits))
+        row["to_neighbours"] = max(row["share_of_peak"], row["share_of_copy"]) / statistics.median(map(statistics.median, shares)) if shares else 1
+    print(f"{row['case']:10} {op:15} {threads} {layout} {row['path']:11} {row['ms']:9.3f} {row['pytorch_ms']:9.3f}  {row['ratio']:6.2f}x"
+          f" {row['gflops']:7.1f} GFLOP/s {row['gbytes']:6.1f} GB/s  limit {max(row['share_of_peak'], row['share_of_copy']):4.2f}"
+          + (f", {row['to_neighbours']:4.2f} of neighbours'" if args.neighbours else ""), flush=True)
     return row
+
+
+def is_slow(row):
+    return row["ratio"] < 0.9 or row.get("to_neighbours", 1) < 0.5
 
 
 def main():
@@ -138,37 +177,46 @@ def main():
     parser.add_argument("--ops", default=",".join(OPS))
     parser.add_argument("--layout", default="nchw", choices=["nchw", "nhwc"])
     parser.add_argument("--random", type=int, default=0, help="so many random parameter sets instead")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="of the random sets")
+    parser.add_argument("--to", type=int, default=1 << 30)
+    parser.add_argument("--neighbours", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--milliseconds", type=float, default=60, help="of each turn")
     parser.add_argument("--program", help="a time_conv_bench that is built already")
-    parser.add_argument("--json", help="file to write")
+    parser.add_argument("--json", help="file to write; rows of the same commit that it has stay")
     args = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would take our turns, too
 
-    import torch
     ours, rows, limits = Ours(args.program), [], {}
     cases = random_cases(args.random, args.seed) if args.random else CASES
-    wanted = args.cases.split(",") if args.cases else list(cases)
-    cpu = next(l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name"))
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], text=True, capture_output=True).stdout.strip()
-    print(f"Tapedeck {commit}, PyTorch {torch.__version__}, {cpu}, load {os.getloadavg()[0]:.1f}")
+    wanted = args.cases.split(",") if args.cases else list(cases)[args.first:args.to]
+    results = on_cpu.header()
     for threads in map(int, args.threads.split(",")):
         limits[threads] = ours.limits(threads)
         print(f"{threads} threads: {limits[threads][0] * 1e-9:.0f} GFLOP/s, copies {limits[threads][1] * 1e-9:.1f} GB/s\n"
               f"{'case':10} op     threads, layout, path     ours ms  PyTorch ms   ratio")
         for name in wanted:
             for op in args.ops.split(","):
-                rows.append(measure(ours, name, cases[name], args.layout, threads, op, limits[threads], args))
-    for threads in limits:
+                row = {"case": name, "parameters": cases[name], "op": op, "threads": threads, "layout": args.layout}
+                rows.append(measure(ours, row, limits[threads], args))
+                if args.random and is_slow(row):
+                    measure(ours, row, limits[threads], args)
+    for row in rows:
+        for k in ("mine", "theirs", "of_neighbours"):
+            row.pop(k, None)
+    if args.json:
+        rows = on_cpu.write(args.json, {**results, "limits": {str(t): {"flops": l[0], "copy_bytes": l[1]} for t, l in limits.items()},
+                                        "rows": rows}, lambda row: (row["case"], row["op"], row["threads"], row["layout"]))
+    for threads in sorted({r["threads"] for r in rows}):
         for op in args.ops.split(","):
             ratios = [r["ratio"] for r in rows if r["threads"] == threads and r["op"] == op]
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
-            print(f"{op:15} {threads} threads: geometric mean {mean:.2f}x, least {min(ratios):.2f}x")
-    if args.json:
-        json.dump({"commit": commit, "pytorch": torch.__version__, "cpu": cpu, "machine": platform.platform(),
-                   "date": time.strftime("%Y-%m-%d"), "limits": {t: {"flops": l[0], "copy_bytes": l[1]} for t, l in limits.items()},
-                   "rows": rows}, open(args.json, "w"), indent=1)
+            print(f"{op:15} {threads} threads: geometric mean {mean:.2f}x, least {min(ratios):.2f}x, {len(ratios)} cases")
+    if args.random:
+        slow = [r for r in rows if is_slow(r)]
+        print(f"{len(slow)} of {len(rows)} are slow")
+        for r in slow:
+            print(f"{r['case']:10} {r['op']:15} {r['threads']} {r['path']:11} {r['ratio']:5.2f}x, {r.get('to_neighbours', 1):4.2f} of neighbours', {r['parameters']}")
 
 
 if __name__ == "__main__":

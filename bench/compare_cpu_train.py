@@ -9,20 +9,10 @@ Builds build/bench first. A step is forward, backward and Adam (PyTorch's is its
 (binary cross-entropy) or a DCGAN's generator (squared error). What is printed and written are medians over all
 steps of all turns. "cpu profile dcgan 128 2 5" as input of train_bench prints what the ops of a step take.
 """
-import argparse, json, os, pathlib, statistics, subprocess, time
+import argparse, json, statistics, time
 
+import on_cpu
 from compare_gpu_train import pytorch_model
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def build():
-    folder = ROOT / "build/bench"
-    for command in (["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DTAPEDECK_BENCH=ON",
-                     "-DTAPEDECK_TESTS=OFF", "-DTAPEDECK_EXAMPLES=OFF", "-DTAPEDECK_CUDA=OFF"],
-                    ["cmake", "--build", folder, "-j2", "--target", "train_bench"]):
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "bench/train_bench"
 
 
 def pytorch_steps(torch, name, batch, threads, seconds):
@@ -49,18 +39,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2, help="of each turn")
     parser.add_argument("--program", help="a train_bench that is built already")
-    parser.add_argument("--json", help="file to write")
+    parser.add_argument("--models", default="vae,dcgan")
+    parser.add_argument("--json", help="file to write; rows of the same commit that it has stay")
     args = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads would take our turns, too
     import torch
-    ours = subprocess.Popen([args.program or build()], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.DEVNULL)
-    cpu = next(l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name"))
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], text=True, capture_output=True).stdout.strip()
-    print(f"Tapedeck {commit}, PyTorch {torch.__version__}, {cpu}, load {os.getloadavg()[0]:.1f}")
+    ours, results = on_cpu.start(args.program, "train_bench"), on_cpu.header()
     rows = []
     for threads in map(int, args.threads.split(",")):
-        for name in ("vae", "dcgan"):
+        for name in args.models.split(","):
             mine, theirs = [], []
             for _ in range(args.rounds):
                 print("cpu", name, args.batch, threads, args.seconds, file=ours.stdin, flush=True)
@@ -70,8 +56,7 @@ def main():
             rows.append({"model": name, "batch": args.batch, "threads": threads, "ms": a * 1e3, "pytorch_ms": b * 1e3, "ratio": b / a})
             print(f"{name:6} {threads} threads {a * 1e3:8.2f} ms, PyTorch {b * 1e3:8.2f} ms  {b / a:5.2f}x", flush=True)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps({"commit": commit, "pytorch": torch.__version__, "cpu": cpu,
-                                                       "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
+        on_cpu.write(args.json, {**results, "rows": rows}, lambda row: (row["model"], row["batch"], row["threads"]))
 
 
 if __name__ == "__main__":
