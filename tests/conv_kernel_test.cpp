@@ -107,9 +107,19 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
   const ConvExplanation b = explained({"", {1, 4, 7, 6}, {4, 4, 3, 3}, {.stride = 5, .dilation = 2}});
   EXPECT_EQ(b.phases, 25);
   EXPECT_EQ(b.empty_phases, 16);
+  const int threads = num_threads();
+  set_num_threads(1);
+  const ConvExplanation d = explained({"", {16, 32, 14, 14}, {32, 32, 2, 2}, {.stride = 2}}, Layout::nhwc);
+  EXPECT_EQ(d.limit, std::max(d.flops / (instruction_set() == InstructionSet::baseline ? 29e9 : 115e9),
+                              d.bytes / 28e9));
+  EXPECT_EQ(d.share(4 * d.limit), 0.25);
+  ConvExplanation printed = d;
+  printed.limit = 0.0125;
   EXPECT_EQ(
-      to_string(explained({"", {16, 32, 14, 14}, {32, 32, 2, 2}, {.stride = 2}}, Layout::nhwc)),
-      "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.026 GFLOP, 2.0 MB");
+      to_string(printed),
+      "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.026 GFLOP, 2.0 MB, "
+      "at least 12.500 ms");
+  set_num_threads(threads);
   set_conv_algorithm(ConvAlgorithm::reference);
   EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::reference);
   set_conv_algorithm(ConvAlgorithm::automatic);

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/planes.h>
 
@@ -55,33 +56,31 @@ class Correlate {
       const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
       const Scratch<T> results(kernels_.plane_rows * result_channel());
       const Scratch<T> joined(w_.to);
-      std::vector<const void*> lines;
+      Dealer& dealer = Dealer::of_this_thread();
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
         band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
                    planes.data());
         if (is_dense_) dense_.load(planes.data(), map_.from_channels, dense.data());
-        lines.clear();
+        const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
+        std::vector<const void*>& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
         if (i + 1 < end) {
           band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
                                   next.row, lines);
         }
-        const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
         for (std::int64_t part = 0; part < parts; ++part) {
           const std::int64_t panel = part / steps, done = part % steps * step_rows_;
           const std::int64_t rows = std::min(step_rows_, item.rows - done), row = item.row + done;
           const std::int64_t first = first_channel(panel), channels = first_channel(panel + 1) - first;
           const std::int64_t channel = item.group * map_.to_channels + first;
-          const auto all = static_cast<std::int64_t>(lines.size()), asked = all * part / parts;
-          const micro::Ahead ahead{lines.data() + asked, all * (part + 1) / parts - asked};
           const T* read = (is_dense_ ? dense.data() : planes.data()) + done * pitch_;
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (is_dense_ && !past_caches_) {
-            compute(channel, channels, rows, read, ahead, to + row * w_.to, plane);
+            compute(channel, channels, rows, read, dealer, to + row * w_.to, plane);
             continue;
           }
-          compute(channel, channels, rows, read, ahead, results.data(), result_channel());
+          compute(channel, channels, rows, read, dealer, results.data(), result_channel());
           for (std::int64_t t = 0; t < channels; ++t) {
             write(results.data() + t * result_channel(), channel + t, to + t * plane, row * h_.to_step,
                   std::min(h_.to, (row + rows) * h_.to_step), joined.data());
@@ -165,24 +164,17 @@ class Correlate {
 
   /// Results of all phases: [t][phase][row][pitch], channels `step` apart.
   void compute(std::int64_t channel, std::int64_t channels, std::int64_t rows, const T* planes,
-               const micro::Ahead& ahead, T* results, std::int64_t step) const {
+               Dealer& dealer, T* results, std::int64_t step) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
     for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
       const std::int64_t begin = begins_[phase];
       if (h_.phases[phase / w_.phases.size()].taps.empty()) continue;
-      const std::int64_t asked = depth == 0 ? 0 : ahead.count * begin / depth;
-      const std::int64_t until = depth == 0 ? 0 : ahead.count * begins_[phase + 1] / depth;
-      kernels_.correlate({weights + begin * channels,
-                          planes,
-                          offsets_.data() + begin,
-                          begins_[phase + 1] - begin,
-                          bias_ == nullptr ? nullptr : bias_ + channel,
-                          results + static_cast<std::int64_t>(phase) * result_phase(),
-                          step,
-                          channels,
+      kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin,
+                          begins_[phase + 1] - begin, bias_ == nullptr ? nullptr : bias_ + channel,
+                          results + static_cast<std::int64_t>(phase) * result_phase(), step, channels,
                           (rows - 1) * pitch_ + w_.count,
-                          {ahead.lines + asked, until - asked}});
+                          dealer.deal(static_cast<double>(begins_[phase + 1] - begin))});
     }
   }
 

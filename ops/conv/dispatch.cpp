@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/core/simd.h>
 #include <tapedeck/ops/conv/cost.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -225,8 +227,9 @@ std::string to_string(const ConvGpuExplanation& e) {
 }
 
 std::string to_string(const ConvExplanation& e) {
-  char numbers[80];
-  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB", e.flops * 1e-9, e.bytes * 1e-6);
+  char numbers[120];
+  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, at least %.3f ms", e.flops * 1e-9,
+                e.bytes * 1e-6, e.limit * 1e3);
   return concat("forward ", e.forward, ", input gradient ", e.input_gradient, ", weight gradient ",
                 e.weight_gradient, "; ", e.phases, " phases, ", e.empty_phases, " empty; ", numbers);
 }
@@ -247,6 +250,10 @@ ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout la
   e.flops = g.flops();
   e.bytes = static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
             static_cast<double>(size_of(dtype));
+  const int threads = num_threads();
+  const double core =
+      (instruction_set() == InstructionSet::baseline ? 29e9 : 115e9) / (dtype == DType::float64 ? 2 : 1);
+  e.limit = std::max(e.bytes / (threads == 1 ? 28e9 : 36e9), e.flops / (core * threads));
   return e;
 }
 

@@ -77,9 +77,18 @@ struct ConvExplanation {
   std::int64_t empty_phases = 0;  ///< of these, the ones without taps, whose outputs are the bias
   double flops = 0;               ///< of each of the three, taps that reach no output left out
   double bytes = 0;               ///< of x, weight and y, each once
+  /// Seconds that each takes at least by num_threads() cores of a Zen 4 server: `bytes` at the bandwidth of a
+  /// copy (28 GB/s of a core, 36 GB/s of more), or `flops` at a core's rate of fused multiply-adds (115
+  /// GFLOP/s in float32, half of it in float64; a quarter without AVX2). bench/compare_cpu.py measures both.
+  /// Minimal filtering multiplies less, and caches are faster than memory: a call can have more than its
+  /// share.
+  double limit = 0;
+  /// The share of the limit that a call of so many seconds has.
+  double share(double seconds) const { return limit / seconds; }
 };
 
-/// "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.110 GFLOP, 4.9 MB".
+/// "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.110 GFLOP, 4.9 MB, at least
+/// 0.478 ms".
 std::string to_string(const ConvExplanation& e);
 
 /// For tensors of this geometry, whose x and y have the given dtype and layout.

@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/planes.h>
 
@@ -95,7 +96,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
     const Scratch<T> rows(is_dense ? together * y_image : together * x_image);  // of dense y, or of x
     std::fill_n(planes.data(), is_dense ? y_planes : together * y_planes, T(0));
     if (!is_dense) std::fill_n(rows.data(), together * x_image, T(0));
-    std::vector<const void*> lines;
+    Dealer& dealer = Dealer::of_this_thread();
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
       T* const out = sums + part * w.count() + group * read * columns;
@@ -117,7 +118,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             band.load(y, first + n, group * g.group_co() + t, channels, row, image);
             if (is_dense) dense.load(image, channels, rows.data() + n * y_image);
           }
-          lines.clear();
+          std::vector<const void*>& lines = dealer.begin(1);
           const bool last = t + block >= g.group_co();
           const std::int64_t next = last ? item + 1 : item, next_t = last ? 0 : t + block;
           if (together == 1 && next < items * (part + 1) / parts) {
@@ -134,7 +135,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             task.b = rows.data();
             task.count = count * g.w.in;
           }
-          task.ahead = {lines.data(), static_cast<std::int64_t>(lines.size())};
+          task.ahead = dealer.deal(1);
           kernels.pixel_sums(task);
         }
       }

@@ -168,31 +168,4 @@ void for_each_block(const Tensor& x, bool x_in_place, const Tensor& y, bool y_in
   }
 }
 
-/// Lines of memory, dealt to the calls of kernels in proportion to their work.
-class Dealer {
- public:
-  /// Begins with no lines, and calls that have `work` in all.
-  std::vector<const void*>& begin(double work) {
-    lines_.clear();
-    dealt_ = 0;
-    done_ = 0;
-    work_ = work;
-    return lines_;
-  }
-  micro::Ahead deal(double work) {
-    done_ += work;
-    const auto all = static_cast<std::int64_t>(lines_.size());
-    const std::int64_t until =
-        std::min(all, static_cast<std::int64_t>(static_cast<double>(all) * done_ / work_) + 1);
-    const micro::Ahead ahead{lines_.data() + dealt_, until - dealt_};
-    dealt_ = until;
-    return ahead;
-  }
-
- private:
-  std::vector<const void*> lines_;
-  std::int64_t dealt_ = 0;
-  double done_ = 0, work_ = 1;
-};
-
 }  // namespace tapedeck::cpu

@@ -15,6 +15,7 @@
 // block of images that all threads copy together, and chunk by chunk of pixels that fit its cache.
 #include <algorithm>
 
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/pixels.h>
 #include <tapedeck/ops/micro/scratch.h>
@@ -126,7 +127,7 @@ class WeightGrad {
     parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
       const Scratch<T> x_copy(x_in_place_ ? 0 : together_ * band_ * x_row + slack());
       const Scratch<T> y_copy(y_in_place_ ? 0 : together_ * y_rows * y_row + slack());
-      Dealer dealer;
+      Dealer& dealer = Dealer::of_this_thread();
       for (std::int64_t part = begin; part < end; ++part) {
         const std::int64_t last = g_.n * bands_ * (part + 1) / parts_;
         for (std::int64_t i = g_.n * bands_ * part / parts_; i < last; i += together_) {

@@ -13,6 +13,7 @@
 // order.
 #include <algorithm>
 
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv/pixels.h>
@@ -123,7 +124,7 @@ class Windows {
     parallel_for(
         parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
           const Scratch<T> copied(images_ * most * line);
-          Dealer dealer;
+          Dealer& dealer = Dealer::of_this_thread();
           for (std::int64_t i = begin; i < end; ++i) {
             const Part now = part(i);
             Block block;
@@ -192,18 +193,20 @@ class Windows {
     parallel_for(panels * groups * bands, 1 + static_cast<std::int64_t>(2e5 / flops),
                  [&](std::int64_t begin, std::int64_t end) {
                    const Scratch<T> planes(planar_ ? pixels * rows * packed_.width : 0);
+                   std::vector<micro::Run> runs;
                    for (std::int64_t i = begin; i < end; ++i) {
                      const std::int64_t group = i / bands % groups, row = i % bands * rows;
                      const std::int64_t image = images * group / groups;
                      const Item item{packed_.panels[static_cast<std::size_t>(i / bands / groups)], image,
                                      images * (group + 1) / groups - image, block.row + row,
                                      std::min(rows, height - row)};
-                     compute(item, block, planes.data(), dealer);
+                     compute(item, block, planes.data(), runs, dealer);
                    }
                  });
   }
 
-  void compute(const Item& item, const Block& block, T* planes, Dealer* dealer) {
+  void compute(const Item& item, const Block& block, T* planes, std::vector<micro::Run>& runs,
+               Dealer* dealer) {
     const Panel& p = item.panel;
     const std::int64_t channels = map_.groups * map_.to_channels, height = map_.h.to, width = map_.w.to;
     const std::int64_t first_channel = p.group * map_.to_channels + p.channel;
@@ -219,7 +222,6 @@ class Windows {
     task.panel_step = map_.taps() * packed_.depth;
     task.start = packed_.has_start ? packed_.start.data() + first_channel : nullptr;
     task.columns = p.columns;
-    std::vector<micro::Run> runs;
     const bool channelwise = packed_.lanes == Lanes::channelwise;
     const T* from = pixels.data + item.image * pixels.image_step +
                     (channelwise ? p.channel : p.group * map_.from_channels);

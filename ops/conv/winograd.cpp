@@ -12,6 +12,7 @@
 // per call. Each result is computed by one thread in one order.
 #include <algorithm>
 
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv/pixels.h>
@@ -72,8 +73,10 @@ class Winograd {
       const Scratch<float> points(most_points_ * point_step(chunk_));
       const Scratch<float> products(kMostPoints * product_step(chunk_, packed_.width));
       const Scratch<float> nowhere(packed_.width);
-      const Memory memory{pixels.data(), results.data(), points.data(), products.data(), nowhere.data()};
-      Dealer dealer;
+      std::vector<micro::Run> runs;
+      const Memory memory{pixels.data(),   results.data(), points.data(),
+                          products.data(), nowhere.data(), runs};
+      Dealer& dealer = Dealer::of_this_thread();
       RowRange copied;  // rows that were read for the item before
       const auto item = [&](std::int64_t i) {
         const std::int64_t n = i / bands * images_, row = i % bands * band_;
@@ -112,6 +115,7 @@ class Winograd {
   };
   struct Memory {
     float *pixels, *results, *points, *products, *nowhere;
+    std::vector<micro::Run>& runs;
   };
   /// Between points; not powers of two, or they would meet in a few lines of the first cache.
   std::int64_t point_step(std::int64_t tiles) const { return tiles * depth_ + kernels_.lanes; }
@@ -301,7 +305,7 @@ class Winograd {
     task.c_step = p.width;
     task.rows = chunk.count;
     task.columns = p.width;
-    std::vector<micro::Run> runs;
+    std::vector<micro::Run>& runs = memory.runs;
     for (std::int64_t h = 0; h <= phase.most_taps_h; ++h) {
       for (std::int64_t w = 0; w <= phase.most_taps_w; ++w) {
         runs.clear();

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <bit>
 
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/pixels.h>
 #include <tapedeck/ops/conv/winograd.h>
@@ -169,7 +170,7 @@ class WinogradWeightGrad {
       const Scratch<float> x_copy(x_in_place_ ? 0 : images_ * x_rows * x_row + slack);
       const Scratch<float> y_copy(y_in_place_ ? 0 : images_ * y_rows * y_row + slack);
       const Memory memory(*this);
-      Dealer dealer;
+      Dealer& dealer = Dealer::of_this_thread();
       RowRange copied;  // rows of x of the item before
       for (std::int64_t part = begin; part < end; ++part) {
         for (std::int64_t i = items * part / parts_; i < items * (part + 1) / parts_; ++i) {

@@ -1,0 +1,46 @@
+// What a kernel asks memory for while it computes (micro::Ahead): the lines that are read next or written
+// soon.
+//
+// Processors drop requests that come all at once, so they have to be spread evenly over the work at hand.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <tapedeck/ops/micro/kernels.h>
+
+namespace tapedeck::cpu {
+
+/// Lines of memory, dealt to the calls of kernels in proportion to their work. Each thread has one, whose
+/// memory stays for the next convolution.
+class Dealer {
+ public:
+  static Dealer& of_this_thread() {
+    static thread_local Dealer dealer;
+    return dealer;
+  }
+  /// Begins with no lines, for calls that have `work` in all. The lines are for the caller to append.
+  std::vector<const void*>& begin(double work) {
+    lines_.clear();
+    dealt_ = 0;
+    done_ = 0;
+    work_ = std::max(work, 1.0);
+    return lines_;
+  }
+  micro::Ahead deal(double work) {
+    done_ += work;
+    const auto all = static_cast<double>(lines_.size());
+    const auto until = std::min(static_cast<std::int64_t>(lines_.size()),
+                                static_cast<std::int64_t>(all * done_ / work_) + 1);
+    const micro::Ahead ahead{lines_.data() + dealt_, until - dealt_};
+    dealt_ = until;
+    return ahead;
+  }
+
+ private:
+  std::vector<const void*> lines_;
+  std::int64_t dealt_ = 0;
+  double done_ = 0, work_ = 1;
+};
+
+}  // namespace tapedeck::cpu
