@@ -97,7 +97,7 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
         ConvPath::thin);
     EXPECT_EQ(explained({"", {2, 512, 4, 4}, {512, 256, 2, 2}, {.stride = 2}}).input_gradient,
               ConvPath::wide);
-    EXPECT_EQ(explained({"", {2, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient,
+    EXPECT_EQ(explained({"", {32, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient,
               ConvPath::winograd);
     EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 8, 3, 3}, {.stride = 2}}).forward, ConvPath::planes);
   }

@@ -1,8 +1,9 @@
 // What a path costs, to choose by: cycles of one core, roughly.
 //
-// The rates are measured on AMD Zen 4 (bench/compare_cpu.py with TAPEDECK_CONV_ALGORITHM=planes and
-// =windows). Multiplications cost what they take in whole vectors, and what is moved costs by the element:
-// windows.cpp and weight_grad.cpp transpose both tensors of an nchw call, planes are copied as they lie.
+// The rates are fitted to times on AMD Zen 4 (bench/compare_cpu.py, with its cases and random ones, under
+// each value of TAPEDECK_CONV_ALGORITHM). Multiplications cost what they take in whole vectors, and what is
+// moved costs by the element: windows.cpp and weight_grad.cpp transpose both tensors of an nchw call, planes
+// are copied as they lie.
 #pragma once
 
 #include <algorithm>
@@ -13,87 +14,144 @@
 
 namespace tapedeck::cpu {
 
-constexpr double kTransposed = 1.5, kRead = 0.5, kWritten = 1.0;  // cycles of an element
-constexpr double kMapped = 0.35;                                  // cycles of a channel of a point
-constexpr double kSumOfLanes = 7;                                 // cycles of a sum along pixels
-constexpr double kLargestBand = 2 << 20;                          // bytes; larger ones fit no cache
-
-inline double in_whole_vectors(std::int64_t channels, std::int64_t lanes) {
-  return static_cast<double>((channels + lanes - 1) / lanes * lanes) / static_cast<double>(channels);
-}
-
+// Cycles of an element.
+constexpr double kTransposed = 0.7, kTransposedBack = 1.2, kTransposedLate = 1.5,
+                 kSpreadToLanes = 3;                         // of a tensor
+constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in place
+constexpr double kRow = 15;                                  // of a row of planes
+constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
+constexpr double kMapped = 0.2;                              // of a channel of a point of minimal filtering
+constexpr double kSumOfLanes = 7, kThinResult = 12;
+constexpr double kCalled = 120;           // of a row of results whose windows are alike
+constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
+constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
+constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Minimal filtering: the products, and the maps of what is read and of what is written.
-template <class T>
-double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std::int64_t from,
-                     std::int64_t to) {
-  if (!is_winograd(g.h) || !is_winograd(g.w)) return kNever;
-  const auto lanes = micro::kernels<T>().lanes;
-  const auto points = static_cast<double>(g.n * winograd_products(g.h, direction)) *
-                      static_cast<double>(winograd_products(g.w, direction)) *
-                      static_cast<double>(g.groups);  // of tiles
-  const double products = points * static_cast<double>(from) * in_whole_vectors(to, lanes) *
-                          static_cast<double>(to) / static_cast<double>(lanes);
-  return products * 1.1 + kMapped * points * static_cast<double>(from + to);
+inline double vectors_of(std::int64_t channels, std::int64_t lanes) {
+  return static_cast<double>((channels + lanes - 1) / lanes);
 }
 
 /// Of the ways to compute a call. Planes are only for nchw tensors.
 struct Costs {
-  double planes, winograd, otherwise;
+  double planes, winograd, wide, thin, channelwise;
 };
+
+/// Minimal filtering: the products, and the maps of pixels and of weights.
+template <class T>
+double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std::int64_t from,
+                     std::int64_t to) {
+  if (!is_winograd(g.h) || !is_winograd(g.w)) return kNever;
+  if (g.h.kernel <= g.h.stride && g.w.kernel <= g.w.stride)
+    return kNever;  // one tap a phase: nothing to save
+  const auto points = static_cast<double>(g.n * winograd_products(g.h, direction)) *
+                      static_cast<double>(winograd_products(g.w, direction)) *
+                      static_cast<double>(g.groups);  // of tiles
+  const double products = points * static_cast<double>(from) * vectors_of(to, micro::kernels<T>().lanes);
+  return products * 1.25 + kMapped * points * static_cast<double>(from + to) +
+         3 * kPacked * static_cast<double>(g.weight_shape().count());
+}
+
+/// Vectors of products on planes: of taps that reach nothing, too, and of the columns between rows. A load
+/// serves the rows of a tile, and where a phase has few taps each load comes from a core's second cache.
+template <class T>
+double plane_products(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w,
+                      bool is_dense) {
+  const auto lanes = micro::kernels<T>().lanes;
+  const auto pairs = [](const PlaneAxis& axis) {
+    std::int64_t all = 0;
+    for (const PlanePhase& p : axis.phases) all += axis.count * static_cast<std::int64_t>(p.taps.size());
+    return static_cast<double>(all);
+  };
+  const auto pixels = static_cast<double>(std::max<std::int64_t>(1, h.count * w.count));
+  const std::int64_t pitch = is_dense ? w.count : PlaneBand(h, w, 1).pitch;
+  const double columns = static_cast<double>((h.count - 1) * pitch + w.count + lanes - 1) / pixels;
+  return static_cast<double>(g.n * g.ci * g.group_co()) * pairs(h) * pairs(w) * columns /
+         static_cast<double>(lanes);
+}
 
 /// The costs of the results of a direction.
 template <class T>
 Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const PlaneAxis h(g.h, direction), w(g.w, direction);
-  const PlaneBand band(h, w, 1);
   const auto lanes = micro::kernels<T>().lanes;
   const std::int64_t from = direction == Direction::transposed ? g.group_ci() : g.group_co();
   const std::int64_t to = direction == Direction::transposed ? g.group_co() : g.group_ci();
-  const double products = g.flops() / 2 / static_cast<double>(lanes);  // in vectors
   const auto x = static_cast<double>(g.x_shape().count()), y = static_cast<double>(g.y_shape().count());
   const double read = direction == Direction::transposed ? x : y, written = x + y - read;
+  const auto weights = static_cast<double>(g.weight_shape().count());
 
-  // Vectors cover the columns between rows, too. A load serves the rows of a tile, and where a phase has few
-  // taps each load comes from a core's second cache.
-  const auto pixels = static_cast<double>(std::max<std::int64_t>(1, h.count * w.count));
-  const double columns = static_cast<double>((h.count - 1) * band.pitch + w.count + lanes - 1) / pixels;
+  const bool is_dense = DenseBand::is_worth_it(h, w, from, to);
   const double taps = std::max(
       1.0, static_cast<double>(g.h.kernel * g.w.kernel) / static_cast<double>(h.to_step * w.to_step));
-  const double planes =
-      static_cast<double>(from * band.channel) * sizeof(T) > kLargestBand
-          ? kNever
-          : products * (1.08 + 0.2 / taps) * columns * std::max(1.0, 2.0 / static_cast<double>(to)) +
-                kRead * read + kWritten * written;
-  // The lanes are channels of whichever side wastes fewer of them; of all groups if they are narrow.
-  const double waste = std::min(in_whole_vectors(to, lanes),
-                                to <= lanes / 3 ? in_whole_vectors(from, lanes) : static_cast<double>(lanes));
-  const double all = 2.5 * in_whole_vectors(g.groups * to, lanes);
-  const double windows =
-      products * 1.05 * (g.groups > 1 ? std::min(waste, all) : waste) + kTransposed * (read + written);
-  return {planes, winograd_cost<T>(g, direction, from, to) + kTransposed * (read + written), windows};
+  const double planes = static_cast<double>(from * PlaneBand(h, w, 1).channel) * sizeof(T) > kLargestBand
+                            ? kNever
+                            : plane_products<T>(g, h, w, is_dense) * (1.08 + 0.2 / taps) *
+                                      std::max(1.0, 2.0 / static_cast<double>(to)) +
+                                  kRead * read + (is_dense ? kDense : kWritten) * written +
+                                  kRow * (read / static_cast<double>(w.from) +
+                                          (is_dense ? 0 : written / static_cast<double>(w.to))) +
+                                  kPackedForPlanes * weights;
+
+  const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
+  const double moved = kTransposed * read + kTransposedBack * written,
+               late = (kTransposedLate - kTransposed) * read;
+  const double called =  // some windows hang over each border
+      kCalled *
+      static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));
+  const double wide = 1.05 * pairs * static_cast<double>(from) * vectors_of(to, lanes) +
+                      called * vectors_of(to, 4 * lanes) + moved + (g.groups > 1 ? late : 0) +
+                      kPacked * weights;
+  const double thin = to <= lanes / 3 && (g.groups == 1 || from % lanes == 0)
+                          ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
+                                kThinResult * written + late + called * vectors_of(to, 4) + moved +
+                                kPacked * weights
+                          : kNever;
+  const double all = vectors_of(g.groups * to, lanes) / static_cast<double>(g.groups);  // for a group
+  const double spread = from * to == 1 ? 0 : kSpreadToLanes * read * all * static_cast<double>(lanes);
+  const double channelwise = g.groups == 1 ? kNever
+                                           : kLoadedProducts * pairs * static_cast<double>(from) * all +
+                                                 spread + moved + kPacked * weights;
+  return {planes, winograd_cost<T>(g, direction, from, to) + moved, wide, thin, channelwise};
 }
 
 /// The costs of the weight gradient.
 template <class T>
 Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
   const PlaneAxis h(g.h, Direction::plain), w(g.w, Direction::plain);
-  const PlaneBand band(h, w, 1);
   const auto lanes = micro::kernels<T>().lanes;
-  const double products = g.flops() / 2 / static_cast<double>(lanes);
-  const auto moved = static_cast<double>(g.x_shape().count() + g.y_shape().count());
-  const double columns = static_cast<double>(band.pitch) / static_cast<double>(g.w.in);
-  const double planes = static_cast<double>(g.group_co() * band.channel) * sizeof(T) > kLargestBand
-                            ? kNever
-                            : products * 1.3 * columns * (g.group_ci() == 1 ? 1.5 : 1.0) + kRead * moved +
-                                  kSumOfLanes * static_cast<double>(g.n * g.weight_shape().count());
-  const double waste = std::min(in_whole_vectors(g.group_ci(), lanes), in_whole_vectors(g.group_co(), lanes));
-  const double all = 2.5 * in_whole_vectors(g.co, lanes);
-  const double pixels = products * 1.1 * (g.groups > 1 ? std::min(waste, all) : waste) + kTransposed * moved;
-  return {planes,
-          winograd_cost<T>(g, Direction::transposed, g.group_ci(), g.group_co()) + kTransposed * moved,
-          pixels};
+  const std::int64_t cx = g.group_ci(), cy = g.group_co();
+  const auto x = static_cast<double>(g.x_shape().count()), y = static_cast<double>(g.y_shape().count());
+  const auto weights = static_cast<double>(g.weight_shape().count());
+
+  const bool is_dense = DenseBand::is_worth_it(h, w, cy, cx);
+  const double sums = std::max(1.0, static_cast<double>(g.n * g.h.in * g.w.in) / kPixelsOfSum) * weights;
+  const double planes =
+      static_cast<double>(PlaneBand(h, w, 1).channel) * sizeof(T) > kLargestBand
+          ? kNever
+          : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
+                (is_dense ? kDense : kRead) * x +
+                kRow * (y / static_cast<double>(w.from) + (is_dense ? 0 : x / static_cast<double>(w.to))) +
+                kSumOfLanes * sums;
+
+  const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
+  const double moved = kTransposedLate * (x + y) + kPacked * weights;
+  // Few rows of lanes wait for each other's sums, except where y's taps of a row are rows of one tile. Pixels
+  // of many groups lie far apart.
+  const bool is_joined = g.groups == 1 && g.w.kernel > 1 && g.w.dilation == 1;
+  const auto tiles = [&](std::int64_t rows, std::int64_t columns, double least) {
+    return std::max(static_cast<double>(rows) * vectors_of(columns, lanes),
+                    least * vectors_of(columns, 4 * lanes));
+  };
+  const double wide =
+      (g.groups > 1 ? 1.4 : 1.1) * pairs * std::min(tiles(cx, cy, 5), tiles(cy, cx, is_joined ? 1.5 : 5)) +
+      moved;
+  const double all = vectors_of(g.co, lanes) / static_cast<double>(g.groups);  // for a group
+  const double spread = cx * cy == 1 ? 0 : kSpreadToLanes * x * all * static_cast<double>(lanes);
+  const double channelwise =
+      g.groups == 1 ? kNever : kLoadedProducts * pairs * static_cast<double>(cx) * all + spread + moved;
+  return {planes, winograd_cost<T>(g, Direction::transposed, cx, cy) + kTransposed * (x + y), wide, kNever,
+          channelwise};
 }
 
 }  // namespace tapedeck::cpu

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
@@ -82,62 +83,44 @@ namespace cpu {
 
 namespace {
 
-ConvPath path_of(Lanes lanes) {
-  switch (lanes) {
-    case Lanes::thin:
-      return ConvPath::thin;
-    case Lanes::channelwise:
-      return ConvPath::channelwise;
-    case Lanes::wide:
-      break;
-  }
-  return ConvPath::wide;
+Lanes lanes_of(ConvPath path) {
+  return path == ConvPath::thin          ? Lanes::thin
+         : path == ConvPath::channelwise ? Lanes::channelwise
+                                         : Lanes::wide;
 }
 
-/// The cheapest of the paths that are not excluded.
-template <class F>
-ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, ConvPath otherwise, F cost) {
+/// The cheapest of the paths that a call may take, or of those that are forced.
+ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, const Costs& costs) {
   const bool can_planes = layout == Layout::nchw,
              can_winograd = dtype != DType::float64 && is_winograd(g.h) && is_winograd(g.w);
-  switch (conv_algorithm()) {
-    case ConvAlgorithm::windows:
-      return otherwise;
-    case ConvAlgorithm::planes:
-      if (can_planes) return ConvPath::planes;
-      break;
-    case ConvAlgorithm::winograd:
-      if (can_winograd) return ConvPath::winograd;
-      break;
-    default:
-      break;
-  }
-  const Costs costs =
-      dtype == DType::float64 ? cost.template operator()<double>() : cost.template operator()<float>();
-  const double planes = can_planes ? costs.planes : costs.otherwise;
-  const double winograd = can_winograd ? costs.winograd : costs.otherwise;
-  if (planes < std::min(winograd, costs.otherwise)) return ConvPath::planes;
-  return winograd < costs.otherwise ? ConvPath::winograd : otherwise;
+  const ConvAlgorithm algorithm = conv_algorithm();
+  if (algorithm == ConvAlgorithm::planes && can_planes) return ConvPath::planes;
+  if (algorithm == ConvAlgorithm::winograd && can_winograd) return ConvPath::winograd;
+  const bool windows = algorithm == ConvAlgorithm::windows;
+  const std::pair<double, ConvPath> paths[] = {
+      {costs.wide, ConvPath::wide},
+      {costs.thin, ConvPath::thin},
+      {costs.channelwise, ConvPath::channelwise},
+      {can_winograd && !windows ? costs.winograd : kNever, ConvPath::winograd},
+      {can_planes && !windows ? costs.planes : kNever, ConvPath::planes}};
+  return std::min_element(std::begin(paths), std::end(paths),
+                          [](const auto& a, const auto& b) { return a.first < b.first; })
+      ->second;
 }
 
 /// The path of a call with results of `dtype`, x and y having the layout.
 ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  const bool transposed = direction == Direction::transposed;
-  const std::int64_t from = transposed ? g.group_ci() : g.group_co(),
-                     to = transposed ? g.group_co() : g.group_ci();
-  const Lanes lanes =
-      dtype == DType::float64 ? lanes_of<double>(g.groups, from, to) : lanes_of<float>(g.groups, from, to);
-  return cheapest(g, dtype, layout, path_of(lanes), [&]<class T>() { return costs<T>(g, direction); });
+  return cheapest(g, dtype, layout,
+                  dtype == DType::float64 ? costs<double>(g, direction) : costs<float>(g, direction));
 }
 
 ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  const Lanes lanes = dtype == DType::float64 ? lanes_of<double>(g.groups, g.group_ci(), g.group_co())
-                                              : lanes_of<float>(g.groups, g.group_ci(), g.group_co());
-  return cheapest(g, dtype, layout, lanes == Lanes::channelwise ? ConvPath::channelwise : ConvPath::wide,
-                  [&]<class T>() { return weight_grad_costs<T>(g); });
+  return cheapest(g, dtype, layout,
+                  dtype == DType::float64 ? weight_grad_costs<double>(g) : weight_grad_costs<float>(g));
 }
 
 /// Calls f with float or double tensors: half types are computed in float32.
@@ -160,7 +143,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd(g, direction, a, b, start, out);
                       }
-                      windows<T>(ConvMap(g, direction), a, b, start, out);
+                      windows<T>(ConvMap(g, direction), lanes_of(path), a, b, start, out);
                     });
 }
 

@@ -1,13 +1,15 @@
 // The fast kernels of the family, for float and double; kernels.h says which is taken when.
 #pragma once
 
+#include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv/plan.h>
 
 namespace tapedeck::cpu {
 
 /// windows.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
 template <class T>
-void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to);
+void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
+             const Tensor& to);
 
 /// correlate.cpp. `from` and `to` nchw; w row-major, bias may be undefined.
 template <class T>

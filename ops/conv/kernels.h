@@ -4,13 +4,12 @@
 //   reference    if it is forced. The definition, one output at a time, for every dtype and layout. Slow;
 //                what the others are tested against and timed beside.
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
-//   planes       nchw tensors where a model of the costs says so: the lanes are pixels. (correlate.cpp,
-//                pixel_sums.cpp)
-//   winograd     many channels and dilation 1, where the model says so, not in float64: minimal filtering
-//                (winograd.h).
-//   thin         few result channels, and more channels that are read: the lanes of vectors are the latter.
+// and else the cheapest by a model of the costs (cost.h):
+//   planes       nchw tensors: the lanes of vectors are pixels. (correlate.cpp, pixel_sums.cpp)
+//   winograd     dilation 1, not in float64: minimal filtering (winograd.h), for many channels.
+//   thin         few result channels, and more channels that are read: the lanes are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.
-//   wide         the rest: the lanes are the result channels of a group.
+//   wide         the lanes are the result channels of a group.
 // The last three are windows.cpp with weights packed as in pack.h. The weight gradient is matrix.cpp,
 // channelwise_weight_grad.cpp, or for both others weight_grad.cpp. Half types are computed in float32.
 //

@@ -95,18 +95,6 @@ void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed
 }  // namespace
 
 template <class T>
-Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to) {
-  const std::int64_t lanes = micro::kernels<T>().lanes;
-  const auto filled = [&](std::int64_t channels) {
-    return static_cast<double>(channels) / static_cast<double>(padded(channels, lanes));
-  };
-  // A thin panel pays for the sums over lanes at the end, a channelwise one loads for every product.
-  if (to <= lanes / 3 && (groups == 1 || from % lanes == 0) && filled(to) < filled(from)) return Lanes::thin;
-  if (groups > 1 && filled(to) < 0.4 * filled(groups * to)) return Lanes::channelwise;
-  return Lanes::wide;
-}
-
-template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor& bias) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t lanes = kernels.lanes, taps = map.taps(), all = map.groups * map.to_channels;
@@ -152,8 +140,6 @@ Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor
   return packed;
 }
 
-template Lanes lanes_of<float>(std::int64_t, std::int64_t, std::int64_t);
-template Lanes lanes_of<double>(std::int64_t, std::int64_t, std::int64_t);
 template Packed<float> pack<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 template Packed<double> pack<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 

@@ -35,10 +35,6 @@ struct Packed {
   bool has_start = false;
 };
 
-/// Which lanes suit `groups` groups with `from` channels to read and `to` result channels each.
-template <class T>
-Lanes lanes_of(std::int64_t groups, std::int64_t from, std::int64_t to);
-
 /// The weights of a call for such lanes; bias may be undefined.
 template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias);

@@ -25,12 +25,13 @@ namespace {
 template <class T>
 class Windows {
  public:
-  Windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to)
+  Windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
+          const Tensor& to)
       : map_(map),
         from_(from),
         to_(to),
         kernels_(micro::kernels<T>()),
-        packed_(pack<T>(map, lanes_of<T>(map.groups, map.from_channels, map.to_channels), w, bias)),
+        packed_(pack<T>(map, lanes, w, bias)),
         planar_(to.layout() == Layout::nchw) {}
 
   void run() {
@@ -299,11 +300,14 @@ class Windows {
 }  // namespace
 
 template <class T>
-void windows(const ConvMap& map, const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
-  Windows<T>(map, from, w, bias, to).run();
+void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
+             const Tensor& to) {
+  Windows<T>(map, lanes, from, w, bias, to).run();
 }
 
-template void windows<float>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
-template void windows<double>(const ConvMap&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+template void windows<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&);
+template void windows<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&);
 
 }  // namespace tapedeck::cpu
