@@ -26,12 +26,13 @@ class CudaConv : public CudaTest {
 template <class F>
 void for_each_algorithm(F f) {
   const char* const only = std::getenv("TAPEDECK_CONV_ALGORITHM");
-  for (ConvAlgorithm algorithm :
-       {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
-        ConvAlgorithm::simt, ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::automatic}) {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct,
+                                  ConvAlgorithm::strip, ConvAlgorithm::simt, ConvAlgorithm::tensor,
+                                  ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::strip || algorithm == ConvAlgorithm::tensor ||
-                              algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::automatic;
+                              algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::boxes ||
+                              algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);

@@ -22,7 +22,7 @@ namespace {
 constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
     ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
-    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma};
+    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -55,6 +55,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "tensor";
     case ConvAlgorithm::wgmma:
       return "wgmma";
+    case ConvAlgorithm::boxes:
+      return "boxes";
     case ConvAlgorithm::automatic:
       break;
   }

@@ -5,9 +5,12 @@
 // warp w has of rows 16*w + l/4 (words 0 and 2) and those 8 further (1 and 3) the 4 bytes l % 4 (0 and 1) and
 // l % 4 + 4 (2 and 3). B is in shared memory: rows of 128 bytes whose eight vectors of 16 bytes are at
 // v ^ (row % 8), from an address that is a multiple of 1024. D is as with mma.sync: d[4*j + i] is in row
-// 16*w + l/4 + i/2*8 and column 8*j + l%4*2 + i%2.
-// A and D belong to the tensor cores from wgmma_fence() to wgmma_wait().
+// 16*w + l/4 + i/2*8 and column 8*j + l%4*2 + i%2. A may be in shared memory as well, like B. The swizzle
+// goes by addresses: a matrix may begin at any row. A and D belong to the tensor cores from wgmma_fence() to
+// wgmma_wait().
 #pragma once
+
+#include <cuda.h>
 
 #include <tapedeck/ops/conv/gemm_tile.cuh>
 
@@ -31,23 +34,49 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
-/// What wgmma needs to know of B.
-__device__ __forceinline__ std::uint64_t b_descriptor(const void* shared) {
+/// What wgmma needs to know of a matrix in shared memory.
+__device__ __forceinline__ std::uint64_t matrix_descriptor(const void* shared) {
   return (shared_address(shared) & 0x3ffff) >> 4 | std::uint64_t{1} << 16 |  // unused here
          std::uint64_t{1024 >> 4} << 32 |                                    // between groups of 8 rows
          std::uint64_t{1} << 62;                                             // swizzle of 128 bytes
 }
 
-#define TAPEDECK_D16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define TAPEDECK_D32 TAPEDECK_D16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define TAPEDECK_D64                                                                          \
-  TAPEDECK_D32                                                                                \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
-  "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define TAPEDECK_R4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define TAPEDECK_R16(i) TAPEDECK_R4(i), TAPEDECK_R4(i + 4), TAPEDECK_R4(i + 8), TAPEDECK_R4(i + 12)
-#define TAPEDECK_R32(i) TAPEDECK_R16(i), TAPEDECK_R16(i + 16)
-#define TAPEDECK_R64(i) TAPEDECK_R32(i), TAPEDECK_R32(i + 32)
+// Registers of D in PTX and as operands: of g times 16 columns.
+#define TAPEDECK_D1 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define TAPEDECK_D2 TAPEDECK_D1 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define TAPEDECK_D3 TAPEDECK_D2 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define TAPEDECK_D4 TAPEDECK_D3 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define TAPEDECK_D5 TAPEDECK_D4 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define TAPEDECK_D6 TAPEDECK_D5 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define TAPEDECK_D7 TAPEDECK_D6 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TAPEDECK_D8 TAPEDECK_D7 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TAPEDECK_D9 TAPEDECK_D8 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define TAPEDECK_D10 TAPEDECK_D9 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define TAPEDECK_D11 TAPEDECK_D10 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define TAPEDECK_D12 TAPEDECK_D11 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define TAPEDECK_D13 TAPEDECK_D12 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define TAPEDECK_D14 TAPEDECK_D13 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define TAPEDECK_D15 TAPEDECK_D14 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define TAPEDECK_D16 TAPEDECK_D15 ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define TAPEDECK_R8(i)                                                                        \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TAPEDECK_R1_ TAPEDECK_R8(0)
+#define TAPEDECK_R2_ TAPEDECK_R1_, TAPEDECK_R8(8)
+#define TAPEDECK_R3_ TAPEDECK_R2_, TAPEDECK_R8(16)
+#define TAPEDECK_R4_ TAPEDECK_R3_, TAPEDECK_R8(24)
+#define TAPEDECK_R5_ TAPEDECK_R4_, TAPEDECK_R8(32)
+#define TAPEDECK_R6_ TAPEDECK_R5_, TAPEDECK_R8(40)
+#define TAPEDECK_R7_ TAPEDECK_R6_, TAPEDECK_R8(48)
+#define TAPEDECK_R8_ TAPEDECK_R7_, TAPEDECK_R8(56)
+#define TAPEDECK_R9_ TAPEDECK_R8_, TAPEDECK_R8(64)
+#define TAPEDECK_R10_ TAPEDECK_R9_, TAPEDECK_R8(72)
+#define TAPEDECK_R11_ TAPEDECK_R10_, TAPEDECK_R8(80)
+#define TAPEDECK_R12_ TAPEDECK_R11_, TAPEDECK_R8(88)
+#define TAPEDECK_R13_ TAPEDECK_R12_, TAPEDECK_R8(96)
+#define TAPEDECK_R14_ TAPEDECK_R13_, TAPEDECK_R8(104)
+#define TAPEDECK_R15_ TAPEDECK_R14_, TAPEDECK_R8(112)
+#define TAPEDECK_R16_ TAPEDECK_R15_, TAPEDECK_R8(120)
 // `n` columns, the type's name in PTX, the registers of D, the operands that follow them, what ends the list.
 #define TAPEDECK_WGMMA(n, type, d_text, d_registers, a0, a1, a2, a3, b, k, tail)                     \
   asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %" #k                                           \
@@ -56,17 +85,17 @@ __device__ __forceinline__ std::uint64_t b_descriptor(const void* shared) {
                ",%" #a3 "}, %" #b ", keep, 1, 1" tail "; }"                                          \
                : d_registers                                                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_from), "r"(static_cast<int>(keep)))
-#define TAPEDECK_WGMMA_SIZES(type, tail)                                                    \
-  if constexpr (N == 32) {                                                                  \
-    TAPEDECK_WGMMA(32, type, TAPEDECK_D16, TAPEDECK_R16(0), 16, 17, 18, 19, 20, 21, tail);  \
-  } else if constexpr (N == 64) {                                                           \
-    TAPEDECK_WGMMA(64, type, TAPEDECK_D32, TAPEDECK_R32(0), 32, 33, 34, 35, 36, 37, tail);  \
-  } else {                                                                                  \
-    static_assert(N == 128);                                                                \
-    TAPEDECK_WGMMA(128, type, TAPEDECK_D64, TAPEDECK_R64(0), 64, 65, 66, 67, 68, 69, tail); \
+#define TAPEDECK_WGMMA_SIZES(type, tail)                                                \
+  if constexpr (N == 32) {                                                              \
+    TAPEDECK_WGMMA(32, type, TAPEDECK_D2, TAPEDECK_R2_, 16, 17, 18, 19, 20, 21, tail);  \
+  } else if constexpr (N == 64) {                                                       \
+    TAPEDECK_WGMMA(64, type, TAPEDECK_D4, TAPEDECK_R4_, 32, 33, 34, 35, 36, 37, tail);  \
+  } else {                                                                              \
+    static_assert(N == 128);                                                            \
+    TAPEDECK_WGMMA(128, type, TAPEDECK_D8, TAPEDECK_R8_, 64, 65, 66, 67, 68, 69, tail); \
   }
 
-/// Starts d = a*b + (keep ? d : 0). `b_from`: b_descriptor() of the tile, plus 2 for each 32 bytes of k.
+/// Starts d = a*b + (keep ? d : 0). `b_from`: matrix_descriptor() of the tile, plus 2 for each 32 bytes of k.
 template <class Math, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a)[4], std::uint64_t b_from,
                                       bool keep) {
@@ -82,13 +111,97 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
 
 #undef TAPEDECK_WGMMA_SIZES
 #undef TAPEDECK_WGMMA
-#undef TAPEDECK_R64
-#undef TAPEDECK_R32
-#undef TAPEDECK_R16
-#undef TAPEDECK_R4
-#undef TAPEDECK_D64
-#undef TAPEDECK_D32
+
+#define TAPEDECK_WGMMA(n, type, d_text, d_registers, a, b, k, tail)                       \
+  asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %" #k                                \
+               ", 0;\n"                                                                   \
+               "wgmma.mma_async.sync.aligned.m64n" #n type " {" d_text "}, %" #a ", %" #b \
+               ", keep, 1, 1" tail "; }"                                                  \
+               : d_registers                                                              \
+               : "l"(a_from), "l"(b_from), "r"(static_cast<int>(keep)))
+#define TAPEDECK_WGMMA_SIZES(type, tail)                                         \
+  if constexpr (N == 64) {                                                       \
+    TAPEDECK_WGMMA(64, type, TAPEDECK_D4, TAPEDECK_R4_, 32, 33, 34, tail);       \
+  } else if constexpr (N == 96) {                                                \
+    TAPEDECK_WGMMA(96, type, TAPEDECK_D6, TAPEDECK_R6_, 48, 49, 50, tail);       \
+  } else if constexpr (N == 128) {                                               \
+    TAPEDECK_WGMMA(128, type, TAPEDECK_D8, TAPEDECK_R8_, 64, 65, 66, tail);      \
+  } else if constexpr (N == 160) {                                               \
+    TAPEDECK_WGMMA(160, type, TAPEDECK_D10, TAPEDECK_R10_, 80, 81, 82, tail);    \
+  } else if constexpr (N == 192) {                                               \
+    TAPEDECK_WGMMA(192, type, TAPEDECK_D12, TAPEDECK_R12_, 96, 97, 98, tail);    \
+  } else if constexpr (N == 208) {                                               \
+    TAPEDECK_WGMMA(208, type, TAPEDECK_D13, TAPEDECK_R13_, 104, 105, 106, tail); \
+  } else if constexpr (N == 224) {                                               \
+    TAPEDECK_WGMMA(224, type, TAPEDECK_D14, TAPEDECK_R14_, 112, 113, 114, tail); \
+  } else if constexpr (N == 240) {                                               \
+    TAPEDECK_WGMMA(240, type, TAPEDECK_D15, TAPEDECK_R15_, 120, 121, 122, tail); \
+  } else {                                                                       \
+    static_assert(N == 256);                                                     \
+    TAPEDECK_WGMMA(256, type, TAPEDECK_D16, TAPEDECK_R16_, 128, 129, 130, tail); \
+  }
+
+/// The same with A in shared memory, for 16-bit types with both matrices transposed: 16 rows of 64 elements,
+/// and as many for each 64 columns of B, a step that b_from says.
+template <class Math, int N>
+__device__ __forceinline__ void wgmma_transposed(float (&d)[N / 2], std::uint64_t a_from,
+                                                 std::uint64_t b_from, bool keep) {
+  if constexpr (std::is_same_v<typename Math::Element, bfloat16>) {
+    TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 1, 1")
+  } else {
+    TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 1, 1")
+  }
+}
+
+/// The same with A in shared memory.
+template <class Math, int N>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a_from, std::uint64_t b_from,
+                                      bool keep) {
+  using T = typename Math::Element;
+  if constexpr (std::is_same_v<T, float>) {
+    TAPEDECK_WGMMA_SIZES("k8.f32.tf32.tf32", "")
+  } else if constexpr (std::is_same_v<T, bfloat16>) {
+    TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 0, 0")
+  } else {
+    TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 0, 0")
+  }
+}
+
+#undef TAPEDECK_WGMMA_SIZES
+#undef TAPEDECK_WGMMA
+#undef TAPEDECK_D1
+#undef TAPEDECK_R1_
+#undef TAPEDECK_D2
+#undef TAPEDECK_R2_
+#undef TAPEDECK_D3
+#undef TAPEDECK_R3_
+#undef TAPEDECK_D4
+#undef TAPEDECK_R4_
+#undef TAPEDECK_D5
+#undef TAPEDECK_R5_
+#undef TAPEDECK_D6
+#undef TAPEDECK_R6_
+#undef TAPEDECK_D7
+#undef TAPEDECK_R7_
+#undef TAPEDECK_D8
+#undef TAPEDECK_R8_
+#undef TAPEDECK_D9
+#undef TAPEDECK_R9_
+#undef TAPEDECK_D10
+#undef TAPEDECK_R10_
+#undef TAPEDECK_D11
+#undef TAPEDECK_R11_
+#undef TAPEDECK_D12
+#undef TAPEDECK_R12_
+#undef TAPEDECK_D13
+#undef TAPEDECK_R13_
+#undef TAPEDECK_D14
+#undef TAPEDECK_R14_
+#undef TAPEDECK_D15
+#undef TAPEDECK_R15_
 #undef TAPEDECK_D16
+#undef TAPEDECK_R16_
+#undef TAPEDECK_R8
 
 /// A barrier in shared memory: its n-th phase is over when as many have arrived as it was told, and the bytes
 /// that they announced have come.
@@ -104,10 +217,24 @@ class Barrier {
   __device__ void arrive_after_copies() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
   }
-  /// Arrives, and copies `bytes` from global to shared memory, all multiples of 16.
-  __device__ void arrive_with_copy(void* shared, const void* global, int bytes) {
+  /// Arrives, and announces bytes of copies.
+  __device__ void arrive_and_expect(int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
                  : "memory");
+  }
+  /// Copies a box of announced bytes by the tensor memory accelerator, from these places of the map's axes
+  /// on.
+  __device__ void copy_box(void* shared, const CUtensorMap& map, int c, int w, int h, int n, int g) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+        "%4, "
+        "%5, %6, %7}], [%2];" ::"r"(shared_address(shared)),
+        "l"(&map), "r"(address()), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+        : "memory");
+  }
+  /// Arrives, and copies `bytes` from global to shared memory, all multiples of 16.
+  __device__ void arrive_with_copy(void* shared, const void* global, int bytes) {
+    arrive_and_expect(bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             shared_address(shared)),

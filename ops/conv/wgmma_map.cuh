@@ -1,4 +1,4 @@
-// conv_transpose2d and conv2d as matrix products (gemm_plan.h) on Hopper's tensor cores.
+// conv_transpose2d and conv2d as matrix products of windows (gemm_plan.h) on Hopper's tensor cores.
 //
 // A tile has BM results of one phase and BN channels; rows of A are the results' windows, gathered from
 // images with the channels last: a chunk of a row is 128 bytes of channels, of one tap or several, that
@@ -317,18 +317,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// How often chunks are split: as far as there are multiprocessors without work, at least eight chunks each.
+/// Of an H100's 132: the result does not depend on the device.
+inline int map_splits(const Plan& p, std::int64_t tiles) {
+  return static_cast<int>(
+      std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, tiles), 1, std::max(1, p.most_chunks() / 8)));
+}
+
 /// An estimate of the time in clocks with tiles of bm x bn on 132 multiprocessors: of a chunk, its products
-/// on tensor cores or the copies of its operands, and what it costs besides.
-inline double wgmma_map_cost(const Plan& p, int bm, int bn, int parts) {
-  std::int64_t blocks = 0;
-  for (int i = 0; i < p.phases(); ++i) blocks += ceil_div(p.rows(i / p.w.count, i % p.w.count), bm);
-  blocks *= ceil_div(p.to_channels, bn) * p.groups;
+/// on tensor cores or the copies of its operands, and what it costs besides; then results are written.
+inline double wgmma_map_clocks(const Plan& p, int bm, int bn, int parts) {
+  const std::int64_t tiles =
+      ceil_div(p.most_rows(), bm) * p.phases() * ceil_div(p.to_channels, bn) * p.groups;
   const double chunk =
-      std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunkBytes / 50.0) + 100;
-  const double waves = blocks > 132
-                           ? static_cast<double>(ceil_div(blocks, 132))
-                           : std::max(static_cast<double>(blocks) / 132, 8.0 / std::max(8, p.most_chunks()));
-  return waves * chunk;
+      std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunkBytes / 24.0) + 100;
+  const int splits = map_splits(p, tiles);
+  const double tile = chunk * p.chunks / p.phases() / splits + 800 + bm * bn / 6.0;
+  return static_cast<double>(ceil_div(tiles * splits, 132)) * tile + (splits > 1 ? 20000 : 0) + 4000;
 }
 
 template <class Tile>
@@ -353,10 +358,7 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
   call.tiles_m = static_cast<int>(ceil_div(p.most_rows(), K::BM));
   const std::int64_t tiles = std::int64_t{call.tiles_m} * p.phases() * call.tiles_n * p.groups;
-  // Splits as far as there are multiprocessors without work, at least eight chunks each.
-  constexpr int kMultiprocessors = 132;  // of an H100: the result does not depend on the device
-  call.splits = static_cast<int>(std::clamp<std::int64_t>(kMultiprocessors / std::max<std::int64_t>(1, tiles),
-                                                          1, std::max(1, p.most_chunks() / 8)));
+  call.splits = map_splits(p, tiles);
   call.tiles = static_cast<int>(grid_size("conv", tiles));
   const Workspace<float> parts(to.device(),
                                call.splits > 1 ? call.splits * tiles * Tile::kSums * Tile::kConsumers : 1);
@@ -371,14 +373,40 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
   }
 }
 
+/// wgmma_map() by windows, and how long it takes about.
 template <class Math>
-void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to) {
+struct WindowsChoice {
+  double clocks = 0;
+  void (*launch)(WgmmaMapArguments&, const Tensor&, const Tensor&) = nullptr;
+
+  explicit WindowsChoice(const Plan& p) {
+    const auto offer = [&]<int kM, int kN>() {
+      const double estimate = wgmma_map_clocks(p, 128 * kM, kN, Math::kParts);
+      if (launch != nullptr && estimate >= clocks) return;
+      clocks = estimate;
+      launch =
+          launch_wgmma_map<WarpgroupTile<Math, kM, kN, Math::kParts == 3 ? 1 : 0, 128 * kM * kChunkBytes>>;
+    };
+    offer.template operator()<1, 128>();
+    offer.template operator()<1, 64>();
+    offer.template operator()<1, 32>();
+    if constexpr (Math::kParts == 1) {
+      offer.template operator()<2, 128>();
+      offer.template operator()<2, 64>();
+      offer.template operator()<2, 32>();
+    }
+  }
+};
+
+template <class Math>
+void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& plan,
+                 const WindowsChoice<Math>& choice, const Tensor& from, const Tensor& w, const Tensor& bias,
+                 const Tensor& to) {
   using T = typename Math::Element;
   const DeviceScope scope(to.device());
   const ChannelsLast images(from, static_cast<int>(g.groups), transposed ? nullptr : &g.h);
   WgmmaMapArguments call{};
-  call.plan = Plan(g, transposed, sizeof(T));
+  call.plan = plan;
   Plan& p = call.plan;
   p.from = images.strides;
   p.to = ImageStrides(to.strides());
@@ -390,24 +418,7 @@ void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
                reinterpret_cast<std::uintptr_t>(to.raw()) % (2 * sizeof(T)) == 0;
   for (int i = 0; i < p.h.count; ++i) call.h_count[i] = Divider(p.h.phase[i].count);
   for (int j = 0; j < p.w.count; ++j) call.w_count[j] = Divider(p.w.phase[j].count);
-  constexpr bool kThree = Math::kParts == 3;
-  double least = 0;
-  void (*launch)(WgmmaMapArguments&, const Tensor&, const Tensor&) = nullptr;
-  const auto offer = [&]<int kM, int kN>() {
-    const double cost = wgmma_map_cost(p, 128 * kM, kN, Math::kParts);
-    if (launch != nullptr && cost >= least) return;
-    least = cost;
-    launch = launch_wgmma_map<WarpgroupTile<Math, kM, kN, kThree ? 1 : 0, 128 * kM * kChunkBytes>>;
-  };
-  offer.template operator()<1, 128>();
-  offer.template operator()<1, 64>();
-  offer.template operator()<1, 32>();
-  if constexpr (!kThree) {
-    offer.template operator()<2, 128>();
-    offer.template operator()<2, 64>();
-    offer.template operator()<2, 32>();
-  }
-  launch(call, w, to);
+  choice.launch(call, w, to);
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -1,6 +1,5 @@
 // Products of float32 matrices to float32's accuracy on Hopper's tensor cores.
-#include <tapedeck/ops/conv/wgmma_map.cuh>
-#include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
+#include <tapedeck/ops/conv/wgmma_choice.cuh>
 
 namespace tapedeck::cu::conv_gemm {
 

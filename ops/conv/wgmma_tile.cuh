@@ -104,7 +104,7 @@ class WarpgroupSums {
   /// Starts the products of chunk c with block i.
   __device__ __forceinline__ void start(int i, const Fragments<Math>& a, const char* b, int c) {
     wgmma_fence();
-    const std::uint64_t large = b_descriptor(b), small = large + BN * kChunkBytes / 16;
+    const std::uint64_t large = matrix_descriptor(b), small = large + BN * kChunkBytes / 16;
     const bool keeps = Tile::kFlush == 0 || c % Tile::kFlush != 0;
     float(&to)[BN / 2] = sums(i);
 #pragma unroll

@@ -283,6 +283,23 @@ __global__ void __launch_bounds__(kSumLanes* kSumLanes)
   w[(static_cast<std::int64_t>(group) * call.ci + ci) * columns + at] = convert<T>(sum);
 }
 
+template <class T>
+void sum_weight_grads(const WgmmaWeightGradArguments& call, const Tensor& w) {
+  const auto sum = [&]<int kShares>() {
+    const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kSumLanes / kShares)),
+                      static_cast<unsigned>(ceil_div(call.ci, kSumLanes)),
+                      static_cast<unsigned>(call.groups));
+    sum_weight_grads_kernel<T, kShares>
+        <<<blocks, kSumLanes * kSumLanes, 0, stream_of(w.device())>>>(call, static_cast<T*>(w.raw()));
+  };
+  if (call.splits < 16) {
+    sum.template operator()<1>();
+  } else {
+    sum.template operator()<8>();
+  }
+  check_launch("conv: sum of parts");
+}
+
 template <class Tile>
 void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   using K = WgmmaWeightGrad<Tile>;
@@ -313,23 +330,13 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
                                      static_cast<unsigned>(call.groups)),
                                 Tile::kThreads, K::kSharedBytes, stream>>>(call);
   check_launch("conv: weight gradient");
-  const auto sum = [&]<int kShares>() {
-    const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kSumLanes / kShares)),
-                      static_cast<unsigned>(ceil_div(call.ci, kSumLanes)),
-                      static_cast<unsigned>(call.groups));
-    sum_weight_grads_kernel<T, kShares>
-        <<<blocks, kSumLanes * kSumLanes, 0, stream>>>(call, static_cast<T*>(w.raw()));
-  };
-  if (call.splits < 16) {
-    sum.template operator()<1>();
-  } else {
-    sum.template operator()<8>();
-  }
-  check_launch("conv: sum of parts");
+  sum_weight_grads<T>(call, w);
 }
 
+/// wgmma_weight_grad() with pixels gathered for each tap.
 template <class Math>
-void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+void gathered_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                          const Tensor& w) {
   const DeviceScope scope(w.device());
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   const ChannelsLast images(y, narrow(g.groups), &g.h);

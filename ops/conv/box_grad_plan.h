@@ -1,0 +1,205 @@
+// The weight's gradient over boxes of pixels (box_plan.h): sizes, tiles and places, for kernels, their host
+// side and tests.
+//
+//   gw[ci, co, tap] = sum over pixels i of x[i, ci] * plane[i + shift(tap), co]
+// for the taps that read a plane of y. A tile has pixels of x and the box of y that they meet; pixels are
+// multiplied in `segments` of whole steps of 16, one for each row of a part of the width, or one for rows of
+// the whole width, whose boxes have the same pitch. Where a step has no pixel, x is zero: y may be anything
+// that is finite there.
+//
+// A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
+// taps of a row, or where no plane has neighbours, of blocks of channels of y. A thread block (a work) has as
+// many of both as there are warpgroups for, so that they share boxes.
+#pragma once
+
+#include <tapedeck/ops/conv/box_plan.h>
+
+namespace tapedeck::conv_gemm {
+
+struct GradTile {
+  BoxTile x, y;
+  int segments = 1, steps = 0;  // steps of a segment; 0: there is no tile
+  int x_bytes = 0,
+      y_bytes = 0;  // of a box in shared memory, with zeros after y's where it is read past its end
+};
+
+/// Tiles of which a stage takes at most `most_bytes`; no steps if there are none. Atoms read up to `beyond`
+/// pixels past a tap.
+inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int most_bytes) {
+  const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
+  GradTile best;
+  best.steps = 0;
+  double least = 0;
+  const auto offer = [&](GradTile t, int pixels, int slack) {
+    slack += beyond;
+    t.x_bytes = (t.x.pixels() + 7) / 8 * 1024, t.y_bytes = (t.y.pixels() + slack + 7) / 8 * 1024;
+    const int bytes = x_blocks * t.x_bytes + y_blocks * t.y_bytes;
+    if (bytes > most_bytes || t.y.pitch > kMostOfBox || t.y.box_rows > kMostOfBox ||
+        t.x.box_rows > kMostOfBox)
+      return;
+    const auto count = [](int all, int of) { return static_cast<double>((all + of - 1) / of); };
+    const double tiles = count(p.n, t.x.images) * count(height, t.x.rows) * count(width, t.x.columns);
+    // What is multiplied, with some steps' time for each tile, and what is brought beyond half of that.
+    const double cost = tiles * (std::max(pixels + 48.0, 0.5 * (t.x.pixels() + t.y.pixels())));
+    if (best.steps > 0 && cost >= least) return;
+    least = cost, best = t;
+  };
+  // Rows of a part of the width.
+  for (int columns = 16; columns <= std::min(240, (width + 15) / 16 * 16); columns += 16) {
+    for (int rows = 1; rows <= std::min(height, 32); ++rows) {
+      GradTile t;
+      t.x = {1, rows, columns, columns, rows};
+      t.y = {1, rows, columns, columns + halo_w, rows + halo_h};
+      t.segments = rows, t.steps = columns / 16;
+      offer(t, rows * columns, 0);
+    }
+  }
+  // Whole rows, one after another; also of whole images.
+  const int pitch = width + halo_w;
+  for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
+    for (int rows = 1; rows <= height; ++rows) {
+      if (rows * wide % 16 != 0) continue;
+      GradTile t;
+      t.x = {1, rows, width, wide, rows};
+      t.y = {1, rows, width, wide, rows + halo_h};
+      t.segments = 1, t.steps = rows * wide / 16;
+      offer(t, rows * wide, halo_w);
+    }
+    const int image = (height + halo_h) * wide;
+    for (int images = 2; images <= std::min(p.n, 64); ++images) {
+      if (images * image % 16 != 0 || image > 512) continue;
+      GradTile t;
+      t.x = t.y = {images, height, width, wide, height + halo_h};
+      t.segments = 1, t.steps = images * image / 16;
+      offer(t, images * image, halo_h * wide + halo_w);
+    }
+  }
+  return best;
+}
+
+/// How many neighbouring taps of a row are read together: such that few are without a use.
+inline int atoms_of(int taps) {
+  return taps <= 4 ? taps : (taps + 2) / 3 * 3 < (taps + 3) / 4 * 4 ? 3 : 4;
+}
+/// Warpgroups of a thread block: what registers allow.
+inline int grad_warpgroups(int atoms) {
+  return atoms == 4 ? 2 : atoms == 3 ? 3 : 4;
+}
+
+struct BoxGradPlan {
+  BoxGradPlan() = default;
+  /// `most_bytes` of shared memory.
+  BoxGradPlan(const ConvTranspose2dGeometry& g, int most_bytes) : planes(g, false, 2) {
+    const BoxPlan& p = planes;
+    if (p.planes() > kMaxPlanes || p.n == 0) return;
+    int taps = 0, shift = 0;
+    for (int j = 0; j < p.w.planes; ++j) {
+      taps = std::max(taps, p.w.of[j].taps);
+      shift = std::max(shift, p.w.of[j].shift);
+    }
+    const int x_all = ceil_div(p.to_channels, kBlockChannels),
+              y_all = ceil_div(p.from_channels, kBlockChannels);
+    atoms_are_taps = taps > 1;
+    atoms = atoms_are_taps ? atoms_of(taps) : std::min(4, y_all);
+    int most = 0;
+    for (int plane = 0; plane < p.planes(); ++plane) most = std::max(most, units_of(plane));
+    units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms)));
+    x_blocks = std::min(x_all, grad_warpgroups(atoms) / units), y_blocks = atoms_are_taps ? 1 : atoms;
+    x_tiles = ceil_div(x_all, x_blocks), y_tiles = ceil_div(y_all, y_blocks);
+    for (int plane = 0; plane < p.planes(); ++plane)
+      unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
+    const int beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
+    for (int stages = 3; stages > 1 && tile.steps == 0; --stages)
+      tile = grad_tile(p, x_blocks, y_blocks, beyond, most_bytes / stages);
+    tiles_w = ceil_div(p.w.most(), tile.x.columns), tiles_h = ceil_div(p.h.most(), tile.x.rows);
+  }
+
+  bool exists() const { return tile.steps > 0; }
+  TAPEDECK_HD int tiles() const { return (planes.n + tile.x.images - 1) / tile.x.images * tiles_h * tiles_w; }
+  TAPEDECK_HD int stage_bytes() const { return x_blocks * tile.x_bytes + y_blocks * tile.y_bytes; }
+
+  /// Where tile t begins in x.
+  struct Pixels {
+    int image, row, column;
+  };
+  TAPEDECK_HD Pixels pixels(int t) const {
+    const int line = t / tiles_w, image = line / tiles_h;
+    return {image * tile.x.images, (line - image * tiles_h) * tile.x.rows,
+            (t - line * tiles_w) * tile.x.columns};
+  }
+
+  /// Blocks of channels, a plane and its taps' axes (i, j), and the first unit.
+  struct Work {
+    int x_block, y_block, group, plane, i, j, unit;
+  };
+  std::int64_t works() const {
+    return std::int64_t{x_tiles} * y_tiles * planes.groups * unit_tiles[planes.planes()];
+  }
+  TAPEDECK_HD Work work(int index) const {
+    Work w{};
+    w.x_block = index % x_tiles * x_blocks, index /= x_tiles;
+    w.y_block = index % y_tiles * y_blocks, index /= y_tiles;
+    w.group = index % planes.groups, index /= planes.groups;
+    while (index >= unit_tiles[w.plane + 1]) ++w.plane;
+    w.unit = (index - unit_tiles[w.plane]) * units;
+    w.i = w.plane / planes.w.planes, w.j = w.plane % planes.w.planes;
+    return w;
+  }
+
+  /// Taps (h, w), (h, w + 1), ... of a work's plane; those before `first` belong to the unit before.
+  struct Unit {
+    int h, w, first;
+    bool exists;
+  };
+  TAPEDECK_HD Unit unit(const Work& work, int index) const {
+    const BoxTaps &h = planes.h.of[work.i], &w = planes.w.of[work.j];
+    const int of_row = row_units(work.j), unit = work.unit + index, row = unit / of_row;
+    Unit u{};
+    u.exists = row < h.taps;
+    u.h = u.exists ? row : 0;
+    u.first = unit % of_row * (atoms_are_taps ? atoms : 1);
+    u.w = !atoms_are_taps || u.first + atoms <= w.taps ? u.first : w.taps > atoms ? w.taps - atoms : 0;
+    return u;
+  }
+  /// The place in a box of y that the unit's first tap reads of the first pixel; and pixels from an atom to
+  /// the next.
+  TAPEDECK_HD int place(const Work& work, const Unit& u) const {
+    return u.h * planes.h.of[work.i].shift * tile.y.pitch + u.w * planes.w.of[work.j].shift;
+  }
+  TAPEDECK_HD int atom_step(const Work& work) const {
+    return atoms_are_taps ? planes.w.of[work.j].shift : tile.y_bytes / kPixelBytes;
+  }
+
+  /// What an atom of a unit is: the kernel's tap and the block of channels of y.
+  struct Atom {
+    int kh, kw, y_block;
+    bool exists;
+  };
+  TAPEDECK_HD Atom atom(const Work& work, const Unit& u, int index) const {
+    const BoxTaps &h = planes.h.of[work.i], &w = planes.w.of[work.j];
+    const int at = atoms_are_taps ? u.w + index : u.w;
+    return {h.tap + u.h * h.tap_step, w.tap + at * w.tap_step, work.y_block + (atoms_are_taps ? 0 : index),
+            u.exists && at >= u.first && at < w.taps};
+  }
+
+  BoxPlan planes;  // of conv2d, whose planes are y's
+  GradTile tile;
+  bool atoms_are_taps = false;
+  int atoms = 1, units = 1;  // of a warpgroup, of a thread block
+  int x_blocks = 1, x_tiles = 1, y_blocks = 1,
+      y_tiles = 1;                      // of 64 channels in a thread block, and how often
+  int unit_tiles[kMaxPlanes + 1] = {};  // the first of a plane's
+  int tiles_w = 1, tiles_h = 1;         // of pixels
+
+ private:
+  TAPEDECK_HD int row_units(int j) const {
+    const int taps = planes.w.of[j].taps;
+    return atoms_are_taps ? (taps + atoms - 1) / atoms : taps;
+  }
+  int units_of(int plane) const {
+    return planes.h.of[plane / planes.w.planes].taps * row_units(plane % planes.w.planes);
+  }
+  static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+};
+
+}  // namespace tapedeck::conv_gemm

@@ -1,0 +1,244 @@
+// The convolution family as matrix products over boxes of pixels: sizes, tiles and places, for kernels, their
+// host side and tests.
+//
+// For each group and phase of results (gemm_plan.h has these),
+//   to[m, L] = bias[m] + sum over boxes, their taps and channels c of W[m, tap, c] * box[L + shift(tap), c]
+// m: a channel of `to`. A box is a range of pixels of all of an image's rows, columns and some images, with
+// some channels, as the tensor memory accelerator brings it: zeros outside of the image. Its pixels are
+// numbered by rows, `pitch` in each, and so are a tile's results, by the box's pixel that tap 0 reads. So
+// every tap is a shift of all results' places, and no pixel is brought twice to a tile:
+//
+//   box of 4 rows, pitch 6         results of a tile: 2 rows, 4 columns,   tap (1, 2) reads L + 1*6 + 2
+//   0  1  2  3  4  5                0  1  2  3  .  .
+//   6  7  8  9 10 11                6  7  8  9  .  .                       . computed, and dropped
+//  12 13 14 15 16 17
+//  18 19 20 21 22 23
+//
+// Where results step over pixels (conv2d with a stride), the image is split into planes, one for each
+// remainder of positions by the stride, and each plane that taps read has boxes of its own.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include <tapedeck/ops/conv/gemm_plan.h>
+
+namespace tapedeck::conv_gemm {
+
+inline constexpr int kMaxPlanes = 16;      // of an image that taps read
+inline constexpr int kMostOfBox = 256;     // pixels along an axis
+inline constexpr int kPixelBytes = 128;    // of channels, in a box
+inline constexpr int kBlockChannels = 64;  // of `to` that a warpgroup has
+inline constexpr int kFarOutside = 1 << 29;
+inline constexpr int kMostSlices = 2;
+
+/// Taps of one axis that read one plane. Tap j of these is the kernel's tap + j*tap_step, and reads `shift`
+/// pixels of the plane after tap j - 1; tap 0 of result m reads pixel m + origin.
+struct BoxTaps {
+  int taps = 0, tap = 0, tap_step = 1, origin = 0, shift = 1;
+  int remainder = 0;  // of the plane's pixels by the stride
+};
+
+struct BoxAxis {
+  int phases = 0, count[kMaxPhases] = {}, to[kMaxPhases] = {}, to_step = 1;  // of results
+  int planes = 0, step = 1;  // of what is read; one of phases and planes is 1, `of` belongs to the other
+  BoxTaps of[kMaxPhases];
+
+  int most() const { return *std::max_element(count, count + kMaxPhases); }
+  /// Pixels that a box has beyond the results.
+  int halo() const {
+    int most = 0;
+    for (const BoxTaps& t : of) most = std::max(most, (t.taps - 1) * t.shift);
+    return most;
+  }
+};
+
+inline BoxAxis transposed_box_axis(const ConvAxis& a) {
+  const PhaseAxes all = transposed_phases(a);
+  BoxAxis b;
+  b.phases = all.count, b.planes = 1;
+  for (int i = 0; i < all.count; ++i) {
+    const PhaseAxis& p = all.phase[i];
+    b.count[i] = p.count, b.to[i] = p.to, b.to_step = p.to_step;
+    const int last = p.taps - 1;  // reads the first pixel
+    if (p.taps > 0)
+      b.of[i] = {p.taps,           p.tap + last * p.tap_step,
+                 -p.tap_step,      p.from + last * p.tap_from_step,
+                 -p.tap_from_step, 0};
+  }
+  return b;
+}
+
+inline BoxAxis plain_box_axis(const ConvAxis& a) {
+  BoxAxis b;
+  b.phases = 1, b.count[0] = static_cast<int>(a.in);
+  b.step = static_cast<int>(a.stride);
+  const std::int64_t common = ConvAxis::gcd(a.stride, a.dilation), tap_step = a.stride / common;
+  for (std::int64_t k = 0; k < std::min(a.kernel, tap_step); ++k) {
+    const std::int64_t at = k * a.dilation - a.padding, pixel = ConvAxis::floor_div(at, a.stride);
+    BoxTaps& t = b.of[b.planes++];
+    t.taps = static_cast<int>((a.kernel - k + tap_step - 1) / tap_step);
+    t.tap = static_cast<int>(k), t.tap_step = static_cast<int>(tap_step);
+    t.origin = static_cast<int>(pixel), t.shift = static_cast<int>(a.dilation / common);
+    t.remainder = static_cast<int>(at - pixel * a.stride);
+    if (t.remainder >= a.out) t.remainder = 0, t.origin = kFarOutside;  // a plane without pixels
+  }
+  return b;
+}
+
+/// Which positions of an image are a plane's on an axis: `remainder`, remainder + step, ...
+struct PlaneAxis {
+  int size, step = 1, remainder = 0;
+};
+
+/// A tile's results of one phase, and the box that they read: `rows` and `columns` of each of `images`.
+struct BoxTile {
+  int images = 1, rows = 1, columns = 1;
+  int pitch = 1, box_rows = 1;  // of the box, for each image
+
+  TAPEDECK_HD int image_pixels() const { return box_rows * pitch; }
+  // A box is brought in at most kMostSlices, by rows or by images: one copy alone does not keep up.
+  TAPEDECK_HD int slice() const { return ((images > 1 ? images : box_rows) + kMostSlices - 1) / kMostSlices; }
+  TAPEDECK_HD int slices() const { return ((images > 1 ? images : box_rows) + slice() - 1) / slice(); }
+  TAPEDECK_HD int slice_pixels() const { return slice() * (images > 1 ? image_pixels() : pitch); }
+  /// Of all slices; what the last has too much is not used.
+  TAPEDECK_HD int pixels() const { return slices() * slice_pixels(); }
+  /// One more than the last result's place.
+  TAPEDECK_HD int places() const { return (images - 1) * image_pixels() + (rows - 1) * pitch + columns; }
+};
+
+/// The result at a place of a tile.
+struct BoxPlace {
+  TAPEDECK_HD BoxPlace(const BoxTile& t, int place)
+      : image(place / t.image_pixels()),
+        row(place % t.image_pixels() / t.pitch),
+        column(place % t.image_pixels() % t.pitch) {}
+  /// `images`, `rows` and `columns`: of the tile that are inside of the result.
+  TAPEDECK_HD bool exists(int images, int rows, int columns) const {
+    return image < images && row < rows && column < columns;
+  }
+  int image, row, column;
+};
+
+/// A product of either direction, for kernels.
+struct BoxPlan {
+  BoxPlan() = default;
+  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes)
+      : n(static_cast<int>(g.n)),
+        groups(static_cast<int>(g.groups)),
+        from_channels(static_cast<int>(transposed ? g.group_ci() : g.group_co())),
+        to_channels(static_cast<int>(transposed ? g.group_co() : g.group_ci())),
+        from_h(static_cast<int>(transposed ? g.h.in : g.h.out)),
+        from_w(static_cast<int>(transposed ? g.w.in : g.w.out)),
+        elements(kVectorBytes / element_bytes),
+        vectors((from_channels + elements - 1) / elements),
+        chunks((vectors + kVectors - 1) / kVectors),
+        h(transposed ? transposed_box_axis(g.h) : plain_box_axis(g.h)),
+        w(transposed ? transposed_box_axis(g.w) : plain_box_axis(g.w)) {
+    for (int i = 0; i < pairs_h(); ++i) {
+      for (int j = 0; j < pairs_w(); ++j) {
+        weight_begin[i * pairs_w() + j] = weights;
+        weights += taps(i, j) * chunks;
+      }
+    }
+  }
+
+  TAPEDECK_HD int phases() const { return h.phases * w.phases; }
+  TAPEDECK_HD int planes() const { return h.planes * w.planes; }
+  // Pairs of BoxTaps of the axes.
+  TAPEDECK_HD int pairs_h() const { return h.phases * h.planes; }
+  TAPEDECK_HD int pairs_w() const { return w.phases * w.planes; }
+  TAPEDECK_HD int taps(int i, int j) const { return h.of[i].taps * w.of[j].taps; }
+
+  /// Boxes that results of a phase read: [plane][chunk of channels].
+  TAPEDECK_HD int boxes(int phase) const {
+    return planes() == 1 && taps(phase / w.phases, phase % w.phases) == 0 ? 0 : planes() * chunks;
+  }
+  /// Where box `index` of a phase is: its taps (i, j), and which weights meet them.
+  struct Box {
+    int i, j, chunk, weight;  // weight: that of tap (0, 0), in the order of taps
+  };
+  TAPEDECK_HD Box box_of(int phase, int index) const {
+    const int plane = index / chunks, chunk = index - plane * chunks, pair = planes() == 1 ? phase : plane;
+    const int i = pair / pairs_w(), j = pair - i * pairs_w();
+    return {i, j, chunk, weight_begin[pair] + chunk * taps(i, j)};
+  }
+  /// Which of `weights` holds vector v of channels at a tap; -1 if no result sees it.
+  TAPEDECK_HD int weight_of(int kh, int kw, int v) const {
+    for (int i = 0; i < pairs_h(); ++i) {
+      const int a = tap_of(h.of[i], kh);
+      if (a < 0) continue;
+      for (int j = 0; j < pairs_w(); ++j) {
+        const int b = tap_of(w.of[j], kw);
+        if (b < 0) continue;
+        return weight_begin[i * pairs_w() + j] + v / kVectors * taps(i, j) + a * w.of[j].taps + b;
+      }
+    }
+    return -1;
+  }
+  PlaneAxis plane_h(int i) const { return {from_h, h.step, h.of[i].remainder}; }
+  PlaneAxis plane_w(int j) const { return {from_w, w.step, w.of[j].remainder}; }
+  /// Steps of 32 bytes that have channels, of a chunk.
+  TAPEDECK_HD int steps(int chunk) const {
+    const int left = vectors - chunk * kVectors;
+    return left >= kVectors ? kVectors / 2 : (left + 1) / 2;
+  }
+
+  int n = 0, groups = 1, from_channels = 0, to_channels = 0;  // channels of a group
+  int from_h = 0, from_w = 0;
+  int elements = 4;             // of a vector
+  int vectors = 0, chunks = 0;  // of a group's channels; chunks of kPixelBytes
+  BoxAxis h, w;
+  int weights = 0, weight_begin[kMaxPhases * kMaxPhases] = {};
+
+ private:
+  TAPEDECK_HD static int tap_of(const BoxTaps& t, int k) {
+    const int from = k - t.tap, j = from / t.tap_step;
+    return j >= 0 && j < t.taps && from == j * t.tap_step ? j : -1;
+  }
+};
+
+/// Row of a block of kBlockChannels in shared memory that has channel m. Of each 16 the even channels come
+/// first: so a thread of a warpgroup has two neighbouring channels.
+TAPEDECK_HD inline int block_row(int m) {
+  return m / 16 * 16 + m % 2 * 8 + m % 16 / 2;
+}
+
+/// The tile of at most `places` that wastes least, with boxes of at most `most_pixels`; no rows if there is
+/// none.
+inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels) {
+  const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
+  BoxTile best;
+  best.rows = 0;
+  if (p.n == 0 || height == 0 || width == 0) return best;
+  double least = 0;
+  const auto offer = [&](const BoxTile& t) {
+    const double tiles = static_cast<double>((p.n + t.images - 1) / t.images) *
+                         ((height + t.rows - 1) / t.rows) * ((width + t.columns - 1) / t.columns);
+    // What is computed, and a little for what is brought.
+    const double cost = tiles * (places + 0.1 * t.pixels());
+    if (best.rows > 0 && cost >= least) return;
+    best = t, least = cost;
+  };
+  for (int strips = 1; strips <= width; ++strips) {
+    BoxTile t;
+    t.columns = (width + strips - 1) / strips, t.pitch = t.columns + halo_w;
+    const int most_rows = std::min(kMostOfBox, most_pixels / t.pitch) - halo_h;
+    if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) continue;
+    const int rows = std::min({height, most_rows, 1 + (places - t.columns) / t.pitch});
+    const int bands = (height + rows - 1) / rows;
+    t.rows = (height + bands - 1) / bands, t.box_rows = t.rows + halo_h;
+    while (t.rows > 0 && t.pixels() > most_pixels) --t.rows, --t.box_rows;
+    if (t.rows == 0) continue;
+    offer(t);
+    if (t.rows == height) {
+      t.images = std::min({p.n, kMostOfBox, 1 + (places - t.places()) / t.image_pixels()});
+      while (t.pixels() > most_pixels) --t.images;
+      offer(t);
+    }
+    if (t.columns <= 16) break;
+  }
+  return best;
+}
+
+}  // namespace tapedeck::conv_gemm

@@ -1,0 +1,66 @@
+// The tensor memory accelerator's maps, by the driver's function.
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+
+#include <tapedeck/ops/conv/tensor_map.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+using namespace tapedeck::conv_gemm;
+
+namespace {
+
+/// The driver's function, found at run time: programs do not link with the driver.
+PFN_cuTensorMapEncodeTiled_v12000 encoder() {
+  static const auto found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                                &result),
+               "cudaGetDriverEntryPointByVersion");
+    check(function != nullptr,
+          "conv: this driver has no cuTensorMapEncodeTiled; legal are drivers for CUDA 12 and later");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  return found;
+}
+
+CUtensorMapDataType type_of(DType dtype) {
+  if (dtype == DType::bfloat16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (dtype == DType::float16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+}
+
+}  // namespace
+
+CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
+                      const PlaneAxis& w, const BoxTile& box) {
+  const auto bytes = static_cast<cuuint64_t>(size_of(dtype));
+  const ImageStrides& s = images.strides;
+  const auto pixels = [](const PlaneAxis& a) {
+    return static_cast<cuuint64_t>(std::max(1, (a.size - a.remainder + a.step - 1) / a.step));
+  };
+  const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
+  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(images.group_channels), pixels(w), pixels(h),
+                               static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(groups)};
+  const cuuint64_t strides[4] = {static_cast<cuuint64_t>(s.w) * w.step * bytes,
+                                 static_cast<cuuint64_t>(s.h) * h.step * bytes,
+                                 static_cast<cuuint64_t>(s.n) * bytes, images.group_channels * bytes};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(kPixelBytes / bytes), u32(box.pitch),
+                               u32(box.images > 1 ? box.box_rows : box.slice()),
+                               u32(box.images > 1 ? box.slice() : 1), 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const char* const first =
+      static_cast<const char*>(images.data) +
+      (static_cast<std::int64_t>(h.remainder) * s.h + static_cast<std::int64_t>(w.remainder) * s.w) *
+          static_cast<std::int64_t>(bytes);
+  CUtensorMap map{};
+  const CUresult result = encoder()(&map, type_of(dtype), 5, const_cast<char*>(first), sizes, strides, sides,
+                                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "conv: cuTensorMapEncodeTiled failed with error ", static_cast<int>(result));
+  return map;
+}
+
+}  // namespace tapedeck::cu::conv_gemm

@@ -1,0 +1,690 @@
+// conv_transpose2d and conv2d over boxes of pixels (box_plan.h) on Hopper's tensor cores.
+//
+//   global --tensor memory accelerator--> boxes of pixels (kPixelBytes of channels each) --+
+//   global --bulk copies----------------> weights of a tap, packed ------------------------+- wgmma -->
+//   registers
+//
+// wgmma multiplies D[64 channels, N pixels] += W[64, K] * box[N, K]^T. A tap moves all pixels of a tile by
+// the same number of places, so its operand is the box from another row on: nothing is copied for it. A tile
+// has N places for each of two warpgroups, and one block of 64 channels, or N places and a block for each.
+//
+// There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
+// warps bring boxes and two weights, through a ring each, as long as there are free stages: also while the
+// others write results.
+//
+// Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
+// thread, in nchw a warp writes 32 places of a channel at once.
+//
+// On an H200, channels last, in bfloat16 and TF32: 512 to 256 channels, kernel 4, stride 2: 670 and 340
+// TFLOP/s; 64 to 64 channels, 3x3: 560 and 280, results being a quarter of the time; 1024 to 512, kernel 2,
+// stride 2: 400 and 210, a box having one tap. What mattered: that products of a tap are in line (see
+// Consumer::multiply; 400 to 560); kernels for many numbers of places, as 65 of 256 are wasted on images 64
+// wide with 3 rows a tile; results by whole pixels (1.5 to 1.2 ms at 64 channels). What did not: the
+// order of the map's axes, two threads for copies instead of one.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/tensor_map.cuh>
+#include <tapedeck/ops/conv/wgmma_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
+inline constexpr int kMostStages = 8;
+inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
+// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels; with the channels
+// last a warpgroup has rows of 64 channels, one for each place. Pitches are such that 32 threads meet 32
+// banks.
+inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
+inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
+
+/// Where the result at a place is, from the tile's first on; its image, row and column in the tile.
+struct alignas(16) PlaceOfResult {
+  std::int64_t offset;
+  short image, row, column, unused;
+};
+
+struct BoxArguments {
+  BoxPlan plan;
+  BoxTile tile;
+  CUtensorMap maps[kMaxPlanes];
+  const char* packed;
+  const void* bias;
+  void* to;
+  float* parts;  // of splits, if there are several
+  ImageStrides to_strides;
+  int blocks;  // of channels in a tile: 1 or 2
+  int tiles_block, tiles_w, tiles_h, tiles_image, tiles, splits;
+  int box_bytes, box_stages, weight_stages;
+  bool vectors,
+      pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
+};
+
+/// What a block of threads makes.
+template <class M, int kPlaces>
+struct BoxKernel {
+  using Math = M;
+  using Element = typename Math::Element;
+  static constexpr int N = kPlaces;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
+  static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
+  static constexpr int kSums = N / 2;  // of a consumer
+
+  /// Bytes of shared memory, and where its parts begin; all aligned to 1024 but the end.
+  struct Memory {
+    TAPEDECK_HD Memory(const BoxArguments& call)
+        : weights(call.box_stages * call.box_bytes),
+          staged(weights + call.weight_stages * call.blocks * kBlockBytes),
+          places(staged + kStagedBytes),
+          end(places + 2 * N * static_cast<int>(sizeof(PlaceOfResult))) {}
+    int weights, staged, places, end;
+  };
+  struct Barriers {
+    Barrier full_box[kMostStages], empty_box[kMostStages];
+    Barrier full_weight[kMostStages], empty_weight[kMostStages];
+  };
+
+  struct Position {
+    int stage = 0;
+    unsigned turn = 0;
+    __device__ void advance(int stages) {
+      if (++stage == stages) stage = 0, ++turn;
+    }
+  };
+
+  /// Tile `index` of call.tiles * call.splits.
+  struct TileAt {
+    __device__ TileAt(const BoxArguments& call, int index) {
+      const BoxPlan& p = call.plan;
+      const int split = index / call.tiles;
+      index -= split * call.tiles;
+      const auto next = [&index](int count) {
+        const int quotient = index / count, rest = index - quotient * count;
+        index = quotient;
+        return rest;
+      };
+      block = next(call.tiles_block);
+      const int turn = next(p.phases());
+      // Phases have different numbers of taps: a thread block does not always get the same one.
+      phase = (turn + index) % p.phases();
+      column = next(call.tiles_w) * call.tile.columns;
+      row = next(call.tiles_h) * call.tile.rows;
+      image = next(call.tiles_image) * call.tile.images;
+      group = next(p.groups);
+      i = phase / p.w.phases, j = phase - i * p.w.phases;
+      rows = min(call.tile.rows, p.h.count[i] - row), columns = min(call.tile.columns, p.w.count[j] - column);
+      images = min(call.tile.images, p.n - image);
+      const int all = rows > 0 && columns > 0 ? p.boxes(phase) : 0,
+                each = (all + call.splits - 1) / call.splits;
+      begin = min(all, split * each), end = min(all, begin + each);
+    }
+    int block, phase, i, j, group, image, row, column;
+    int images, rows, columns;  // that are inside
+    int begin, end;             // boxes
+  };
+
+  /// A slice of each box.
+  __device__ static void bring_boxes(const BoxArguments& call, int slice, char* memory, Barriers& barriers) {
+    const BoxPlan& p = call.plan;
+    if (slice >= call.tile.slices()) return;
+    const int bytes = call.tile.slice_pixels() * kPixelBytes, offset = slice * call.tile.slice();
+    const int image = call.tile.images > 1 ? offset : 0, row = call.tile.images > 1 ? 0 : offset;
+    Position at;
+#pragma unroll 1
+    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
+      const TileAt tile(call, t);
+#pragma unroll 1
+      for (int b = tile.begin; b < tile.end; ++b, at.advance(call.box_stages)) {
+        const BoxPlan::Box box = p.box_of(tile.phase, b);
+        const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
+        const CUtensorMap& map = call.maps[p.planes() == 1 ? 0 : b / p.chunks];
+        if (at.turn > 0) barriers.empty_box[at.stage].wait((at.turn - 1) & 1);
+        Barrier& full = barriers.full_box[at.stage];
+        full.arrive_and_expect(bytes);
+        full.copy_box(memory + at.stage * call.box_bytes + slice * bytes, map,
+                      box.chunk * kVectors * p.elements, tile.column + w.origin, tile.row + row + h.origin,
+                      tile.image + image, tile.group);
+      }
+    }
+  }
+
+  /// A half of each tap's weights.
+  __device__ static void bring_weights(const BoxArguments& call, int half, char* weights,
+                                       Barriers& barriers) {
+    const BoxPlan& p = call.plan;
+    const int bytes = call.blocks * kBlockBytes, mine = bytes / 2;
+    weights += half * mine;
+    Position at;
+#pragma unroll 1
+    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
+      const TileAt tile(call, t);
+#pragma unroll 1
+      for (int b = tile.begin; b < tile.end; ++b) {
+        const BoxPlan::Box box = p.box_of(tile.phase, b);
+        const int taps = p.taps(box.i, box.j);
+        const char* from =
+            call.packed +
+            ((static_cast<std::int64_t>(tile.group) * p.weights + box.weight) * call.tiles_block +
+             tile.block) *
+                bytes +
+            half * mine;
+#pragma unroll 1
+        for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
+          if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
+          barriers.full_weight[at.stage].arrive_with_copy(weights + at.stage * bytes, from, mine);
+          from += static_cast<std::int64_t>(call.tiles_block) * bytes;
+        }
+      }
+    }
+  }
+
+  /// What a warpgroup multiplies.
+  class Consumer {
+   public:
+    __device__ Consumer(const BoxArguments& call, char* memory, char* weights, Barriers& barriers)
+        : call_(call), memory_(memory), weights_(weights), barriers_(barriers) {}
+
+    __device__ void multiply(const TileAt& tile, float (&sums)[kSums]) {
+      if (tile.begin == tile.end) {
+#pragma unroll
+        for (float& x : sums) x = 0;
+        return;
+      }
+      const BoxPlan& p = call_.plan;
+      const int warpgroup = threadIdx.x / kWarpgroup;
+      const int first = call_.blocks == 1 ? warpgroup * N : 0;
+      const int weight_bytes = call_.blocks * kBlockBytes;
+      const char* const my_weights = weights_ + (call_.blocks == 1 ? 0 : warpgroup * kBlockBytes);
+      int box_before = -1, weight_before = -1;
+      bool keep = false;
+#pragma unroll 1
+      for (int b = tile.begin; b < tile.end; ++b) {
+        const BoxPlan::Box box = p.box_of(tile.phase, b);
+        const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
+        const int steps = p.steps(box.chunk);
+        barriers_.full_box[box_.stage].wait(box_.turn & 1);
+        const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * call_.box_bytes);
+        const int down = h.shift * call_.tile.pitch;
+#pragma unroll 1
+        for (int y = 0; y < h.taps; ++y)
+#pragma unroll 1
+          for (int x = 0; x < w.taps; ++x) {
+            barriers_.full_weight[weight_.stage].wait(weight_.turn & 1);
+            const std::uint64_t from = pixels + (first + y * down + x * w.shift) * (kPixelBytes / 16);
+            const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * weight_bytes);
+            // In line, so that the last product of a group is what ends it: with a loop, the compiler ends
+            // groups by products of nothing, and waiting for all groups but one waits for everything.
+            const auto multiply_steps = [&]<int kSteps>() {
+              wgmma_fence();
+#pragma unroll
+              for (int s = 0; s < kSteps; ++s) {
+                wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, keep);
+                keep = true;
+              }
+              wgmma_commit();
+            };
+            if (steps == 4) {
+              multiply_steps.template operator()<4>();
+            } else if (steps == 3) {
+              multiply_steps.template operator()<3>();
+            } else if (steps == 2) {
+              multiply_steps.template operator()<2>();
+            } else {
+              multiply_steps.template operator()<1>();
+            }
+            if (weight_before >= 0) {
+              wgmma_wait<1>();
+              leave(barriers_.empty_weight[weight_before]);
+              if (box_before >= 0) leave(barriers_.empty_box[box_before]);
+              box_before = -1;
+            }
+            weight_before = weight_.stage;
+            weight_.advance(call_.weight_stages);
+          }
+        box_before = box_.stage;
+        box_.advance(call_.box_stages);
+      }
+      wgmma_wait<0>();
+      pin(sums);
+      leave(barriers_.empty_weight[weight_before]);
+      leave(barriers_.empty_box[box_before]);
+    }
+
+   private:
+    __device__ __forceinline__ static void leave(Barrier& barrier) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier.arrive();
+    }
+
+    const BoxArguments& call_;
+    char *memory_, *weights_;
+    Barriers& barriers_;
+    Position box_, weight_;
+  };
+
+  // Sum k of a consumer is of channel `channel(k)` of its block and `place(k)` of its warpgroup.
+  __device__ __forceinline__ static int channel(int k) {
+    return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4 * 2 + k / 2 % 2;
+  }
+  __device__ __forceinline__ static int place(int k) {
+    return k / 4 * 8 + threadIdx.x % 4 * 2 + k % 2;
+  }
+  /// The first channel of a consumer's block, in the group.
+  __device__ __forceinline__ static int first_channel(const BoxArguments& call, const TileAt& tile) {
+    const int warpgroup = threadIdx.x / kWarpgroup;
+    return (tile.block * call.blocks + (call.blocks == 1 ? 0 : warpgroup)) * kBlockChannels;
+  }
+  __device__ __forceinline__ static int first_place(const BoxArguments& call) {
+    return call.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * N : 0;
+  }
+  __device__ static std::int64_t first_result(const BoxArguments& call, const TileAt& tile) {
+    const BoxPlan& p = call.plan;
+    const ImageStrides& s = call.to_strides;
+    return tile.image * s.n + static_cast<std::int64_t>(p.h.to[tile.i] + tile.row * p.h.to_step) * s.h +
+           static_cast<std::int64_t>(p.w.to[tile.j] + tile.column * p.w.to_step) * s.w +
+           static_cast<std::int64_t>(tile.group) * p.to_channels * s.c;
+  }
+  __device__ static PlaceOfResult place_of_result(const BoxArguments& call, int place) {
+    const BoxPlan& p = call.plan;
+    const ImageStrides& s = call.to_strides;
+    const BoxPlace at(call.tile, place);
+    PlaceOfResult result;
+    result.offset = at.image * s.n + static_cast<std::int64_t>(at.row * p.h.to_step) * s.h +
+                    static_cast<std::int64_t>(at.column * p.w.to_step) * s.w;
+    result.image = static_cast<short>(at.image), result.row = static_cast<short>(at.row);
+    result.column = static_cast<short>(at.column), result.unused = 0;
+    return result;
+  }
+  __device__ __forceinline__ static bool exists(const TileAt& tile, const PlaceOfResult& at) {
+    return at.image < tile.images && at.row < tile.rows && at.column < tile.columns;
+  }
+
+  /// Adds the bias, and writes a warpgroup's results.
+  __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
+                               float* staged, const float (&sums)[kSums]) {
+    const BoxPlan& p = call.plan;
+    const int first = first_channel(call, tile), mine = first + channel(0);
+    const std::int64_t of_group = static_cast<std::int64_t>(tile.group) * p.to_channels;
+    Element* const to = static_cast<Element*>(call.to) + first_result(call, tile);
+    float bias[2] = {};
+    if (call.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (mine + i < p.to_channels)
+          bias[i] = convert<float>(static_cast<const Element*>(call.bias)[of_group + mine + i]);
+    }
+    places += first_place(call);
+    if (call.vectors) return write_vectors(call, tile, places, staged, to + first, bias, sums);
+    if (call.to_strides.c == 1) {
+#pragma unroll
+      for (int k = 0; k < kSums; k += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const PlaceOfResult at = places[place(k + e)];
+          if (!exists(tile, at) || mine >= p.to_channels) continue;
+          Element* const result = to + at.offset + mine;
+          const float x = sums[k + e] + bias[0], y = sums[k + 2 + e] + bias[1];
+          if (call.pairs) {
+            *reinterpret_cast<Pack<Element, 2>*>(result) = {convert<Element>(x), convert<Element>(y)};
+          } else {
+            result[0] = convert<Element>(x);
+            if (mine + 1 < p.to_channels) result[1] = convert<Element>(y);
+          }
+        }
+      return;
+    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* const rows = staged + warp * (16 * kStagedPitch);
+    const int first_of_warp = first + warp % 4 * 16;
+    const std::int64_t step = call.to_strides.c;
+#pragma unroll
+    for (int pass = 0; pass < N / kStagedPlaces; ++pass) {
+#pragma unroll
+      for (int i = 0; i < kStagedPlaces / 8; ++i) {
+        const int k = (pass * (kStagedPlaces / 8) + i) * 4, column = i * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(rows + lane / 4 * kStagedPitch + column) =
+            make_float2(sums[k] + bias[0], sums[k + 1] + bias[0]);
+        *reinterpret_cast<float2*>(rows + (lane / 4 + 8) * kStagedPitch + column) =
+            make_float2(sums[k + 2] + bias[1], sums[k + 3] + bias[1]);
+      }
+      __syncwarp();
+      const PlaceOfResult at = places[pass * kStagedPlaces + lane];
+      if (exists(tile, at)) {
+        Element* result = to + at.offset + first_of_warp * step;
+#pragma unroll
+        for (int c = 0; c < 16; ++c, result += step) {
+          if (first_of_warp + c < p.to_channels)
+            *result = convert<Element>(rows[block_row(c) * kStagedPitch + lane]);
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  /// The same where whole vectors of channels are neighbours; `to`: of the warpgroup's first channel.
+  __device__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
+                                       const PlaceOfResult* places, float* staged, Element* to,
+                                       const float (&bias)[2], const float (&sums)[kSums]) {
+    constexpr int kElements = kVectorBytes / sizeof(Element), kOfPlace = kBlockChannels / kElements;
+    constexpr int kPass = 128 / sizeof(Element);  // places
+    constexpr int kPitch = kBlockChannels * sizeof(Element) + kVectorBytes;
+    static_assert(2 * kPass * kPitch <= kStagedBytes);
+    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup, v = thread % kOfPlace;
+    char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
+    const bool has_channels = first_channel(call, tile) + v * kElements < call.plan.to_channels;
+#pragma unroll
+    for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+#pragma unroll
+      for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          *reinterpret_cast<Pack<Element, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
+                                               channel(0) * sizeof(Element)) = {
+              convert<Element>(sums[k + e] + bias[0]), convert<Element>(sums[k + 2 + e] + bias[1])};
+        }
+      synchronise_warpgroup();
+#pragma unroll
+      for (int i = 0; i < kPass * kOfPlace / kWarpgroup; ++i) {
+        const int of_pass = thread / kOfPlace + i * (kWarpgroup / kOfPlace);
+        if (pass * kPass + of_pass >= N) break;
+        const PlaceOfResult at = places[pass * kPass + of_pass];
+        if (!exists(tile, at) || !has_channels) continue;
+        *reinterpret_cast<uint4*>(to + at.offset + v * kElements) =
+            *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
+      }
+      synchronise_warpgroup();
+    }
+  }
+  __device__ __forceinline__ static void synchronise_warpgroup() {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kWarpgroup), "n"(kWarpgroup) : "memory");
+  }
+
+  __device__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
+    const Memory at(call);
+    PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * N; i += kThreads) places[i] = place_of_result(call, i);
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kMostStages; ++s) {
+        barriers.full_box[s].initialise(call.tile.slices());
+        barriers.full_weight[s].initialise(2);
+        barriers.empty_box[s].initialise(kConsumerThreads / 32);
+        barriers.empty_weight[s].initialise(kConsumerThreads / 32);
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x >= kConsumerThreads) {
+      leave_registers<kOtherRegisters>();
+      const int warp = (threadIdx.x - kConsumerThreads) / 32;
+      if (threadIdx.x % 32 != 0) return;
+      if (warp < kMostSlices) return bring_boxes(call, warp, memory, barriers);
+      return bring_weights(call, warp - kMostSlices, memory + at.weights, barriers);
+    }
+    take_registers<kConsumerRegisters>();
+    Consumer consumer(call, memory, memory + at.weights, barriers);
+    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
+      const TileAt tile(call, t);
+      if (tile.rows <= 0 || tile.columns <= 0) continue;
+      float sums[kSums];
+      consumer.multiply(tile, sums);
+      if (call.splits == 1) {
+        write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), sums);
+      } else {
+        float* const part =
+            call.parts + static_cast<std::int64_t>(t) * (kSums * kConsumerThreads) + threadIdx.x;
+#pragma unroll
+        for (int k = 0; k < kSums; ++k) part[k * kConsumerThreads] = sums[k];
+      }
+    }
+  }
+
+  /// Adds the parts of four sums of each consumer of a tile.
+  __device__ static void add_parts(const BoxArguments& call) {
+    const BoxPlan& p = call.plan;
+    const TileAt tile(call, blockIdx.x);
+    if (tile.rows <= 0 || tile.columns <= 0) return;
+    const float* from = call.parts + static_cast<std::int64_t>(blockIdx.x) * (kSums * kConsumerThreads) +
+                        static_cast<int>(blockIdx.y) * 4 * kConsumerThreads + threadIdx.x;
+    float sums[4] = {};
+    for (int s = 0; s < call.splits; ++s) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumerThreads];
+      from += static_cast<std::int64_t>(call.tiles) * (kSums * kConsumerThreads);
+    }
+    Element* const to = static_cast<Element*>(call.to) + first_result(call, tile);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const PlaceOfResult at =
+          place_of_result(call, first_place(call) + place(static_cast<int>(blockIdx.y) * 4 + k));
+      const int c = first_channel(call, tile) + channel(k);
+      if (!exists(tile, at) || c >= p.to_channels) continue;
+      const float start =
+          call.bias == nullptr
+              ? 0.0f
+              : convert<float>(static_cast<const Element*>(call.bias)[tile.group * p.to_channels + c]);
+      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Element>(sums[k] + start);
+    }
+  }
+};
+
+template <class K>
+__global__ void __launch_bounds__(K::kThreads, 1) box_kernel(const __grid_constant__ BoxArguments call) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  __shared__ typename K::Barriers barriers;
+  const unsigned past = shared_address(memory) % 1024;
+  K::run(call, reinterpret_cast<char*>(memory) + (1024 - past) % 1024, barriers);
+#endif
+}
+
+template <class K>
+__global__ void __launch_bounds__(kConsumerThreads)
+    add_box_parts_kernel(const __grid_constant__ BoxArguments call) {
+  K::add_parts(call);
+}
+
+/// The row-major weight as a plan's channels see it.
+struct WeightStrides {
+  std::int64_t group;
+  int from, to, kernel_h, kernel_w;  // between channels of `from`, of `to`; taps are neighbours
+};
+
+/// Fills packed weights: [group][weight][tile of blocks][block][row][vector, swizzled]. A thread has a vector
+/// of a tap and a channel of `to`; neighbours have neighbouring weights.
+template <class Math>
+__global__ void __launch_bounds__(kThreads)
+    pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
+                            const typename Math::Element* w, int padded_channels, std::int64_t count,
+                            uint4* packed) {
+  using T = typename Math::Element;
+  constexpr int kElements = kVectorBytes / sizeof(T);
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const unsigned taps = strides.kernel_h * strides.kernel_w, vectors = p.chunks * kVectors,
+                 channels = padded_channels;
+  const bool to_is_near = strides.to < strides.from;
+  const unsigned near = to_is_near ? channels : vectors, of_group = taps * vectors * channels;
+  const int group = static_cast<int>(i / of_group);
+  const unsigned at = static_cast<unsigned>(i - static_cast<std::int64_t>(group) * of_group);
+  const unsigned tap = at % taps, rest = at / taps, inner = rest % near, outer = rest / near;
+  const int m = static_cast<int>(to_is_near ? inner : outer),
+            v = static_cast<int>(to_is_near ? outer : inner);
+  const T* const from = w + group * strides.group + static_cast<std::int64_t>(v) * kElements * strides.from +
+                        static_cast<std::int64_t>(m) * strides.to + tap;
+  Pack<T, kElements> values;
+#pragma unroll
+  for (int k = 0; k < kElements; ++k) {
+    const bool exists = m < p.to_channels && v * kElements + k < p.from_channels;
+    values.values[k] = Math::prepare(exists ? from[static_cast<std::int64_t>(k) * strides.from] : T{});
+  }
+  const int kh = static_cast<int>(tap) / strides.kernel_w,
+            weight = p.weight_of(kh, static_cast<int>(tap) - kh * strides.kernel_w, v);
+  if (weight < 0) return;
+  const int row = m / kBlockChannels * kBlockChannels + block_row(m % kBlockChannels);
+  const std::int64_t to = (static_cast<std::int64_t>(group) * p.weights + weight) * padded_channels + row;
+  *reinterpret_cast<Pack<T, kElements>*>(packed + to * kVectors + (v % kVectors ^ (row & 7))) = values;
+}
+
+/// Places of a warpgroup that kernels are compiled for.
+using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
+
+/// How a plan is computed.
+struct BoxChoice {
+  int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, splits = 1;
+  int shared_bytes = 0;  // that boxes are read from
+  BoxTile tile;
+  std::int64_t tiles = 0;
+  double clocks = 0;  // an estimate of the time
+};
+
+inline constexpr int kMostSharedBytes = 225 * 1024;  // and 1024 to align, and barriers
+
+/// With tiles of `places` for a warpgroup and `blocks` of channels; no places if it does not fit.
+inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
+  BoxChoice c;
+  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = blocks * kBlockBytes;
+  const int left = kMostSharedBytes - kStagedBytes - 2 * places * static_cast<int>(sizeof(PlaceOfResult));
+  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * kPixelBytes) / 8 * 8);
+  if (c.tile.rows == 0) return c;
+  const BoxTile& t = c.tile;
+  const int box_bytes = (t.pixels() + 7) / 8 * 1024;
+  c.blocks = blocks;
+  c.weight_stages = std::min(4, (left - 2 * box_bytes) / weight_bytes);
+  c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
+  // Places beyond a box's last are read, too: of the last box beyond its end.
+  const auto read = [&](int stages) {
+    return (stages - 1) * box_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
+  };
+  while (c.box_stages > 0 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
+  if (c.box_stages == 0) return c;
+  c.places = places;
+  c.shared_bytes = read(c.box_stages);
+  c.weight_stages = std::min(kMostStages, (left - c.box_stages * box_bytes) / weight_bytes);
+
+  const double tiles_of_channels =
+      static_cast<double>(ceil_div(ceil_div(p.to_channels, kBlockChannels), blocks));
+  c.tiles = static_cast<std::int64_t>(tiles_of_channels * p.groups * p.phases() * ceil_div(p.n, t.images) *
+                                      ceil_div(p.h.most(), t.rows) * ceil_div(p.w.most(), t.columns));
+  // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
+  // shared memory places / 4 + 16; or what is brought; then results are written.
+  int taps = 0, steps = 0;
+  for (int i = 0; i < p.pairs_h(); ++i)
+    for (int j = 0; j < p.pairs_w(); ++j) taps += p.taps(i, j);
+  for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
+  const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
+  const double multiplied = taps * (steps * 2 * std::max(places / 2.0, places / 4.0 + 16) + p.chunks * 60);
+  const double brought = (static_cast<double>(boxes) * t.pixels() * kPixelBytes +
+                          static_cast<double>(taps) * p.chunks * weight_bytes) /
+                         26;
+  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + places * 6;
+  // Splits as far as there are multiprocessors without work, at least eight taps each.
+  const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
+  c.splits = static_cast<int>(
+      std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, c.tiles), 1, std::max<std::int64_t>(1, most)));
+  c.clocks = static_cast<double>(ceil_div(c.tiles * c.splits, 132)) * tile / c.splits +
+             (c.splits > 1 ? 20000 : 0) + 4000;
+  return c;
+}
+
+/// The choice of least clocks; no places if none fits.
+inline BoxChoice best_box_choice(const BoxPlan& p) {
+  BoxChoice best;
+  if (p.planes() > kMaxPlanes) return best;
+  const auto offer = [&](int places) {
+    for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
+      const BoxChoice c = box_choice(p, places, blocks);
+      if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
+    }
+  };
+  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    (offer(kPlaces), ...);
+  }
+  (BoxPlaces());
+  return best;
+}
+
+template <class K>
+void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides& strides, const Tensor& w,
+                const Tensor& to) {
+  using Math = typename K::Math;
+  const BoxPlan& p = call.plan;
+  const cudaStream_t stream = stream_of(to.device());
+  call.blocks = choice.blocks;
+  call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
+  const std::int64_t bytes =
+      std::int64_t{p.groups} * p.weights * call.tiles_block * call.blocks * kBlockBytes;
+  const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
+  call.packed = reinterpret_cast<const char*>(packed.data());
+  if (bytes > 0) {
+    const int padded = call.tiles_block * call.blocks * kBlockChannels;
+    const std::int64_t count =
+        std::int64_t{p.groups} * strides.kernel_h * strides.kernel_w * p.chunks * kVectors * padded;
+    pack_box_weights_kernel<Math><<<grid_size("conv", ceil_div(count, kThreads)), kThreads, 0, stream>>>(
+        p, strides, static_cast<const typename Math::Element*>(w.raw()), padded, count, packed.data());
+    check_launch("conv: pack");
+  }
+  const BoxTile& t = call.tile;
+  call.tiles_w = static_cast<int>(ceil_div(p.w.most(), t.columns));
+  call.tiles_h = static_cast<int>(ceil_div(p.h.most(), t.rows));
+  call.tiles_image = static_cast<int>(ceil_div(p.n, t.images));
+  call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
+  call.splits = choice.splits;
+  call.box_stages = choice.box_stages, call.weight_stages = choice.weight_stages;
+  call.box_bytes = (t.pixels() + 7) / 8 * 1024;
+  const Workspace<float> parts(
+      to.device(), call.splits > 1 ? call.splits * choice.tiles * K::kSums * kConsumerThreads : 1);
+  call.parts = parts.data();
+  const int shared = std::max(typename K::Memory(call).end, choice.shared_bytes) + 1024;
+  allow_shared_memory(box_kernel<K>, shared);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(multiprocessors(to.device()), choice.tiles * call.splits);
+  box_kernel<K><<<grid_size("conv", blocks), K::kThreads, static_cast<std::size_t>(shared), stream>>>(call);
+  check_launch("conv: boxes");
+  if (call.splits > 1) {
+    add_box_parts_kernel<K>
+        <<<dim3(grid_size("conv", choice.tiles), K::kSums / 4), kConsumerThreads, 0, stream>>>(call);
+    check_launch("conv: sum of parts");
+  }
+}
+
+/// wgmma_map() by a choice.
+template <class Math>
+void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& plan, const BoxChoice& choice,
+             const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
+  using T = typename Math::Element;
+  const DeviceScope scope(to.device());
+  const ChannelsLast images(from, static_cast<int>(g.groups), transposed ? nullptr : &g.h);
+  BoxArguments call{};
+  call.plan = plan, call.tile = choice.tile;
+  for (int i = 0; i < plan.h.planes; ++i)
+    for (int j = 0; j < plan.w.planes; ++j)
+      call.maps[i * plan.w.planes + j] =
+          image_map(images, from.dtype(), plan.n, plan.groups, plan.plane_h(i), plan.plane_w(j), call.tile);
+  call.bias = bias.defined() ? bias.raw() : nullptr;
+  call.to = to.raw();
+  call.to_strides = ImageStrides(to.strides());
+  const auto neighbours = [&](int elements) {
+    const ImageStrides& s = call.to_strides;
+    return s.c == 1 && plan.to_channels % elements == 0 && s.n % elements == 0 && s.h % elements == 0 &&
+           s.w % elements == 0 && reinterpret_cast<std::uintptr_t>(to.raw()) % (elements * sizeof(T)) == 0;
+  };
+  call.vectors = neighbours(kVectorBytes / sizeof(T)), call.pairs = neighbours(2);
+  const int taps = static_cast<int>(g.h.kernel * g.w.kernel), from_c = plan.from_channels,
+            to_c = plan.to_channels;
+  const WeightStrides strides{static_cast<std::int64_t>(from_c) * to_c * taps,
+                              transposed ? to_c * taps : taps, transposed ? taps : from_c * taps,
+                              static_cast<int>(g.h.kernel), static_cast<int>(g.w.kernel)};
+  const auto launch = [&]<int kPlaces>() {
+    if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces>>(call, choice, strides, w, to);
+  };
+  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    (launch.template operator()<kPlaces>(), ...);
+  }
+  (BoxPlaces());
+}
+
+}  // namespace tapedeck::cu::conv_gemm

@@ -1,0 +1,274 @@
+// Products over boxes without a GPU: what the kernel computes from conv_gemm::BoxPlan, in plain loops,
+// against the definition. What is outside of a box, and the rest of shared memory, is NaN.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include <tapedeck/ops/conv/box_grad_plan.h>
+#include <tapedeck/ops/conv/box_plan.h>
+
+#include "conv_definition.h"
+
+namespace tapedeck::test {
+namespace {
+
+using namespace conv_gemm;
+
+ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
+  const auto axis = [&](int a) {
+    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
+  };
+  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
+}
+
+/// A box of one channel as the tensor memory accelerator brings it: from pixel (h, w) of a plane on.
+Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const BoxTaps& of_w, int image, int h,
+              int w, const std::function<double(int, int, int)>& pixel) {
+  Values box;
+  for (int a = image; a < image + t.images; ++a)
+    for (int y = h; y < h + t.box_rows; ++y)
+      for (int x = w; x < w + t.pitch; ++x) {
+        const std::int64_t at_h = std::int64_t{y} * p.h.step + of_h.remainder,
+                           at_w = std::int64_t{x} * p.w.step + of_w.remainder;
+        const bool inside = a < p.n && y >= 0 && at_h < p.from_h && x >= 0 && at_w < p.from_w;
+        box.push_back(inside ? pixel(a, static_cast<int>(at_h), static_cast<int>(at_w)) : 0);
+      }
+  return box;
+}
+
+void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int element_bytes, int places) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  ASSERT_TRUE(fits(g));
+  const BoxPlan p(g, transposed, element_bytes);
+  if (p.h.planes > kMaxPhases || p.w.planes > kMaxPhases || p.planes() > kMaxPlanes) return;
+  const BoxTile tile = box_tile(p, places, 2048);
+  if (tile.rows == 0) {
+    ASSERT_TRUE(p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 || p.w.halo() >= places);
+    return;
+  }
+  ASSERT_LE(tile.places(), places);
+  ASSERT_LE(tile.pixels(), 2048);
+
+  const std::int64_t from_c = transposed ? c.ci : c.co, to_c = transposed ? c.co : c.ci;
+  const std::int64_t to_h = transposed ? c.out(0) : c.in[0], to_w = transposed ? c.out(1) : c.in[1];
+  const Values from = random.integers(transposed ? c.x_count() : c.y_count()),
+               w = random.integers(c.w_count());
+  const Values expected = transposed ? define_y(c, from, w, {}) : define_x(c, from, w);
+  const std::int64_t kernel = c.kernel[0] * c.kernel[1];
+
+  // Weights by [group][weight][channel of to][channel of a chunk].
+  const int channels = kVectors * p.elements;
+  Values packed(static_cast<std::size_t>(p.groups) * p.weights * p.to_channels * channels, 0.0);
+  for (int group = 0; group < p.groups; ++group)
+    for (int m = 0; m < p.to_channels; ++m)
+      for (int k = 0; k < p.from_channels; ++k)
+        for (int kh = 0; kh < c.kernel[0]; ++kh)
+          for (int kw = 0; kw < c.kernel[1]; ++kw) {
+            const int weight = p.weight_of(kh, kw, k / p.elements);
+            if (weight < 0) continue;
+            ASSERT_LT(weight, p.weights);
+            const std::int64_t a = transposed
+                                       ? (std::int64_t{group} * p.from_channels + k) * p.to_channels + m
+                                       : (std::int64_t{group} * p.to_channels + m) * p.from_channels + k;
+            packed[static_cast<std::size_t>(
+                ((std::int64_t{group} * p.weights + weight) * p.to_channels + m) * channels + k % channels)] =
+                w[static_cast<std::size_t>(a * kernel + kh * c.kernel[1] + kw)];
+          }
+
+  Values to(expected.size(), -1e9);
+  std::vector<int> written(expected.size(), 0);
+  for (int group = 0; group < p.groups; ++group)
+    for (int phase = 0; phase < p.phases(); ++phase) {
+      const int i = phase / p.w.phases, j = phase % p.w.phases;
+      for (int image = 0; image < p.n; image += tile.images)
+        for (int row = 0; row < p.h.count[i]; row += tile.rows)
+          for (int column = 0; column < p.w.count[j]; column += tile.columns) {
+            std::vector<Values> sums(static_cast<std::size_t>(p.to_channels),
+                                     Values(static_cast<std::size_t>(places), 0.0));
+            for (int b = 0; b < p.boxes(phase); ++b) {
+              const BoxPlan::Box at = p.box_of(phase, b);
+              const BoxTaps &of_h = p.h.of[at.i], &of_w = p.w.of[at.j];
+              for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
+                ASSERT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
+                const std::int64_t channel = std::int64_t{group} * p.from_channels + at.chunk * channels + k;
+                Values box = box_of(p, tile, of_h, of_w, image, row + of_h.origin, column + of_w.origin,
+                                    [&](int a, int y, int x) {
+                                      return from[static_cast<std::size_t>(
+                                          ((a * from_c + channel) * p.from_h + y) * p.from_w + x)];
+                                    });
+                ASSERT_LE(box.size(), static_cast<std::size_t>(tile.pixels()));
+                ASSERT_LE(tile.slices(), kMostSlices);
+                box.resize(static_cast<std::size_t>(4 * places + 4096 + tile.pixels()),
+                           std::numeric_limits<double>::quiet_NaN());
+                for (int y = 0; y < of_h.taps; ++y)
+                  for (int x = 0; x < of_w.taps; ++x) {
+                    const int shift = y * of_h.shift * tile.pitch + x * of_w.shift;
+                    const int weight = at.weight + y * of_w.taps + x;
+                    for (int m = 0; m < p.to_channels; ++m)
+                      for (int place = 0; place < places; ++place) {
+                        sums[static_cast<std::size_t>(m)][static_cast<std::size_t>(place)] +=
+                            packed[static_cast<std::size_t>(
+                                ((std::int64_t{group} * p.weights + weight) * p.to_channels + m) * channels +
+                                k)] *
+                            box[static_cast<std::size_t>(place + shift)];
+                      }
+                  }
+              }
+            }
+            for (int place = 0; place < places; ++place) {
+              const BoxPlace at(tile, place);
+              if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
+                             std::min(tile.columns, p.w.count[j] - column)))
+                continue;
+              for (int m = 0; m < p.to_channels; ++m) {
+                const std::int64_t y = p.h.to[i] + (row + at.row) * p.h.to_step,
+                                   x = p.w.to[j] + (column + at.column) * p.w.to_step;
+                const auto result = static_cast<std::size_t>(
+                    (((image + at.image) * to_c + std::int64_t{group} * p.to_channels + m) * to_h + y) *
+                        to_w +
+                    x);
+                to[result] = sums[static_cast<std::size_t>(m)][static_cast<std::size_t>(place)];
+                ++written[result];
+              }
+            }
+          }
+    }
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(written[i], 1) << "element " << i;
+    ASSERT_EQ(to[i], expected[i]) << "element " << i;
+  }
+}
+
+void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
+  ConvRandom random(seed);
+  for (int i = 0; i < cases; ++i) {
+    const ConvCase c = random.conv_case(size, channels);
+    for (bool transposed : {true, false}) {
+      const int element_bytes = i % 2 == 0 ? 2 : 4, places = i % 3 == 0 ? 128 : 24;
+      SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed" : " plain") + ", " +
+                   std::to_string(element_bytes) + " bytes: " + c.text());
+      check_map(c, random, transposed, element_bytes, places);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(ConvBoxPlan, AtTheEdges) {
+  sweep(41, 1500, 6, 3);
+}
+TEST(ConvBoxPlan, WithSeveralChunks) {
+  sweep(42, 20, 6, 130);
+}
+TEST(ConvBoxPlan, WithSeveralTiles) {
+  sweep(43, 100, 20, 2);
+}
+
+/// A box of one channel in shared memory: what comes past its images is zero, or what a slice has too much.
+Values grad_box(const BoxTile& t, int bytes, const std::function<double(int, int, int)>& pixel) {
+  Values box;
+  const int images = t.images > 1 ? t.slices() * t.slice() : 1,
+            rows = t.images > 1 ? t.box_rows : t.slices() * t.slice();
+  for (int a = 0; a < images; ++a)
+    for (int y = 0; y < rows; ++y)
+      for (int x = 0; x < t.pitch; ++x) box.push_back(pixel(a, y, x));
+  EXPECT_EQ(box.size(), static_cast<std::size_t>(t.pixels()));
+  EXPECT_LE(t.pixels() * kPixelBytes, bytes);
+  box.resize(static_cast<std::size_t>(bytes / kPixelBytes), 0.0);
+  return box;
+}
+
+void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  ASSERT_TRUE(fits(g));
+  const BoxGradPlan p(g, most_bytes);
+  if (!p.exists()) return;
+  const BoxPlan& planes = p.planes;
+  ASSERT_LE(2 * p.stage_bytes(), most_bytes);
+  ASSERT_LE(p.units * p.x_blocks, grad_warpgroups(p.atoms));
+  const std::int64_t ci = c.ci / c.groups, co = c.co / c.groups;
+  const Values x = random.integers(c.x_count()), y = random.integers(c.y_count()),
+               expected = define_w(c, x, y);
+  Values w(expected.size(), -1e9);
+  std::vector<int> written(expected.size(), 0);
+  for (int index = 0; index < p.works(); ++index) {
+    const BoxGradPlan::Work work = p.work(index);
+    const BoxTaps &of_h = planes.h.of[work.i], &of_w = planes.w.of[work.j];
+    const auto channels = [&](int block, std::int64_t all) {
+      return std::max<std::int64_t>(
+          0, std::min<std::int64_t>(kBlockChannels, all - std::int64_t{block} * kBlockChannels));
+    };
+    for (int x_block = work.x_block; x_block < work.x_block + p.x_blocks; ++x_block)
+      for (int u = 0; u < p.units; ++u) {
+        const BoxGradPlan::Unit unit = p.unit(work, u);
+        for (int a = 0; a < p.atoms; ++a) {
+          const BoxGradPlan::Atom atom = p.atom(work, unit, a);
+          if (!atom.exists) continue;
+          ASSERT_LT(atom.kh, c.kernel[0]);
+          ASSERT_LT(atom.kw, c.kernel[1]);
+          for (std::int64_t i = 0; i < channels(x_block, ci); ++i)
+            for (std::int64_t o = 0; o < channels(atom.y_block, co); ++o) {
+              const std::int64_t in_group = std::int64_t{x_block} * kBlockChannels + i,
+                                 of_x = work.group * ci + in_group,
+                                 of_y = work.group * co + std::int64_t{atom.y_block} * kBlockChannels + o;
+              double sum = 0;
+              for (int t = 0; t < p.tiles(); ++t) {
+                const BoxGradPlan::Pixels at = p.pixels(t);
+                const Values xs = grad_box(p.tile.x, p.tile.x_bytes, [&](int n, int row, int column) {
+                  const std::int64_t image = at.image + n, h = at.row + row, v = at.column + column;
+                  if (image >= c.n || h >= c.in[0] || v >= c.in[1]) return 0.0;
+                  return x[static_cast<std::size_t>(((image * c.ci + of_x) * c.in[0] + h) * c.in[1] + v)];
+                });
+                const Values ys = grad_box(p.tile.y, p.tile.y_bytes, [&](int n, int row, int column) {
+                  const std::int64_t image = at.image + n, q_h = at.row + of_h.origin + row,
+                                     q_w = at.column + of_w.origin + column,
+                                     h = q_h * planes.h.step + of_h.remainder,
+                                     v = q_w * planes.w.step + of_w.remainder;
+                  if (image >= c.n || q_h < 0 || q_w < 0 || h >= c.out(0) || v >= c.out(1)) return 0.0;
+                  return y[static_cast<std::size_t>(((image * c.co + of_y) * c.out(0) + h) * c.out(1) + v)];
+                });
+                const int place = p.place(work, unit) + (p.atoms_are_taps ? a * p.atom_step(work) : 0);
+                for (int segment = 0; segment < p.tile.segments; ++segment)
+                  for (int k = 0; k < p.tile.steps * 16; ++k) {
+                    sum += xs.at(static_cast<std::size_t>(segment * p.tile.x.pitch + k)) *
+                           ys.at(static_cast<std::size_t>(segment * p.tile.y.pitch + k + place));
+                  }
+              }
+              const auto result = static_cast<std::size_t>(
+                  ((of_x * co + std::int64_t{atom.y_block} * kBlockChannels + o) * c.kernel[0] + atom.kh) *
+                      c.kernel[1] +
+                  atom.kw);
+              w[result] = sum;
+              ++written[result];
+            }
+        }
+      }
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(written[i], 1) << "element " << i;
+    ASSERT_EQ(w[i], expected[i]) << "element " << i;
+  }
+}
+
+TEST(ConvBoxPlan, WeightGradients) {
+  ConvRandom random(44);
+  for (int i = 0; i < 600; ++i) {
+    // Small images, wide ones, and several blocks of channels.
+    const ConvCase c = i % 3 == 0   ? random.conv_case(6, 2)
+                       : i % 3 == 1 ? random.conv_case(40, 1)
+                                    : random.conv_case(3, 200);
+    if (c.x_count() * c.w_count() > 30000000) continue;
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
+    check_weight_grad(c, random, i % 2 == 0 ? 225 * 1024 : 60 * 1024);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {
+  std::vector<int> rows(kBlockChannels, 0);
+  for (int m = 0; m < kBlockChannels; ++m) ++rows.at(static_cast<std::size_t>(block_row(m)));
+  for (int r : rows) EXPECT_EQ(r, 1);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
