@@ -188,11 +188,9 @@ struct BoxKernel {
         : call_(call), memory_(memory), weights_(weights), barriers_(barriers) {}
 
     __device__ void multiply(const TileAt& tile, float (&sums)[kSums]) {
-      if (tile.begin == tile.end) {
 #pragma unroll
-        for (float& x : sums) x = 0;
-        return;
-      }
+      for (float& x : sums) x = 0;
+      if (tile.begin == tile.end) return;
       const BoxPlan& p = call_.plan;
       const int warpgroup = threadIdx.x / kWarpgroup;
       const int first = call_.blocks == 1 ? warpgroup * N : 0;
