@@ -122,7 +122,7 @@ MUTATIONS = [
      "(transposed ? taps - 1 - t : t) * a.stride",
      "(transposed ? t : taps - 1 - t) * a.stride"),
     ("a sign of its map to results is wrong",
-     "ops/micro/winograd.inl", "FlippedKernel",
+     "ops/micro/winograd.inl", "DroppedTap",
      "y(0) = x(0) + x(1), y(1) = x(1) + x(2);\n    if constexpr (R == 3) y(0)",
      "y(0) = x(0) + x(1), y(1) = x(1) - x(2);\n    if constexpr (R == 3) y(0)"),
     ("it drops a phase's last tap",
@@ -149,10 +149,6 @@ MUTATIONS = [
      "ops/conv/planes.cpp", "IndexFormulaOfAConvolution",
      "      at = -at;",
      "      at = at;"),
-    ("planes of a tap of a row of the kernel are another's",
-     "ops/conv/planes.cpp", "FlippedKernel",
-     "band.offset(first_row, taps[kw])",
-     "band.offset(first_row, taps[taps.size() - 1 - kw])"),
 ]
 
 

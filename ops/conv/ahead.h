@@ -11,6 +11,17 @@
 
 namespace tapedeck::cpu {
 
+/// Appends the lines of `count` elements from `first` on.
+template <class T>
+void append_lines(const T* first, std::int64_t count, std::vector<const void*>& to) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  const std::size_t before = to.size();
+  const std::int64_t lines = (count + kLine - 1) / kLine;
+  to.resize(before + static_cast<std::size_t>(lines));
+  const void** next = to.data() + before;
+  for (std::int64_t i = 0; i < lines; ++i) next[i] = first + i * kLine;
+}
+
 /// Lines of memory, dealt to the calls of kernels in proportion to their work. Each thread has one, whose
 /// memory stays for the next convolution.
 class Dealer {

@@ -22,6 +22,7 @@ constexpr double kRow = 15;                                  // of a row of plan
 constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
 constexpr double kMapped = 0.2;                              // of a channel of a point of minimal filtering
 constexpr double kSumOfLanes = 7, kThinResult = 12;
+constexpr double kRun = 2;                // of a tap of a pixel, for each panel
 constexpr double kCalled = 120;           // of a row of results whose windows are alike
 constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
@@ -99,9 +100,9 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double called =  // some windows hang over each border
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));
-  const double wide = 1.05 * pairs * static_cast<double>(from) * vectors_of(to, lanes) +
-                      called * vectors_of(to, 4 * lanes) + moved + (g.groups > 1 ? late : 0) +
-                      kPacked * weights;
+  const double wide =
+      pairs * (1.05 * static_cast<double>(from) * vectors_of(to, lanes) + kRun * vectors_of(to, 4 * lanes)) +
+      called * vectors_of(to, 4 * lanes) + moved + (g.groups > 1 ? late : 0) + kPacked * weights;
   const double thin = to <= lanes / 3 && (g.groups == 1 || from % lanes == 0)
                           ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
                                 kThinResult * written + late + called * vectors_of(to, 4) + moved +

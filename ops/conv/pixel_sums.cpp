@@ -61,8 +61,9 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
   const auto& kernels = micro::kernels<T>();
   const PlaneAxis h_axis(g.h, Direction::plain), w_axis(g.w, Direction::plain);
   const bool is_dense = DenseBand::is_worth_it(h_axis, w_axis, g.group_co(), g.group_ci());
-  const auto [band_rows, block] = blocks<T>(g, h_axis, w_axis, is_dense);
-  const PlaneBand band(h_axis, w_axis, band_rows);
+  const Blocks chosen = blocks<T>(g, h_axis, w_axis, is_dense);
+  const std::int64_t block = chosen.channels;
+  const PlaneBand band(h_axis, w_axis, chosen.rows);
   const DenseBand dense(band);
   const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
   const std::int64_t read = g.group_ci(), taps = g.h.kernel * g.w.kernel, columns = g.group_co() * taps;

@@ -6,6 +6,7 @@
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/micro/kernels.h>
 #include <tapedeck/ops/micro/scratch.h>
 
@@ -103,8 +104,7 @@ void lines_of_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::
   const bool planar = images.layout() == Layout::nchw;
   const std::int64_t runs = planar ? c : 1, run = rows * w * (planar ? 1 : c);
   for (std::int64_t i = 0; i < runs; ++i) {
-    const T* begin = image + i * h * w + row * w * (planar ? 1 : c);
-    for (std::int64_t k = 0; k < run; k += 64 / static_cast<std::int64_t>(sizeof(T))) to.push_back(begin + k);
+    append_lines(image + i * h * w + row * w * (planar ? 1 : c), run, to);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <tapedeck/ops/conv/ahead.h>
+
 namespace tapedeck::cpu {
 
 PlaneAxis::PlaneAxis(const ConvAxis& a, Direction direction)
@@ -99,14 +101,13 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
 template <class T>
 void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
                       std::int64_t row, std::vector<const void*>& to) const {
-  constexpr std::int64_t kLine = 64 / sizeof(T);
   for (std::int64_t c = 0; c < channels; ++c) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
     for (const Plane& p : h.planes) {
       for (std::int64_t m = row + p.first; m < row + p.first + rows_of(p); ++m) {
         const std::int64_t at = m * h.from_step + p.phase;
         if (at < 0 || at >= h.from) continue;
-        for (std::int64_t k = 0; k < w.from; k += kLine) to.push_back(image + at * w.from + k);
+        append_lines(image + at * w.from, w.from, to);
       }
     }
   }

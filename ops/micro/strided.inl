@@ -63,32 +63,48 @@ inline std::int64_t part(std::int64_t n, std::int64_t first) {
   return n - first < 0 ? 0 : n - first < kLanes<T> ? n - first : kLanes<T>;
 }
 
+/// Elements i to i + kLanes<T> of each phase of a row, of which all are there if `whole`.
+template <class T, int S, bool whole>
+inline void split_vectors(const Strided<T>& t, const T* in, T* out, std::int64_t i) {
+  constexpr int L = kLanes<T>;
+  Vector<T> x[S];
+  TAPEDECK_UNROLL for (int v = 0; v < S; ++v) {
+    x[v] = whole ? load(in + i * S + v * L) : load(in + i * S + v * L, part<T>(t.count * S, i * S + v * L));
+  }
+  for_each_constant<S>([&]<int r>() {
+    if (t.offsets[r] < 0) return;
+    const Vector<T> phase = merge<L, WantedOfSplit<L, S, r>>(x, x[0]);
+    whole ? store(out + t.offsets[r] + i, phase) : store(out + t.offsets[r] + i, phase, part<T>(t.count, i));
+  });
+}
+
 template <class T, int S>
 void split_row(const Strided<T>& t, const T* in, T* out) {
+  std::int64_t i = 0;
+  for (; i + kLanes<T> <= t.count; i += kLanes<T>) split_vectors<T, S, true>(t, in, out, i);
+  if (i < t.count) split_vectors<T, S, false>(t, in, out, i);
+}
+
+template <class T, int S, bool whole>
+inline void join_vectors(const Strided<T>& t, const T* in, T* out, std::int64_t i) {
   constexpr int L = kLanes<T>;
-  for (std::int64_t i = 0; i < t.count; i += L) {
-    Vector<T> x[S];
-    TAPEDECK_UNROLL for (int v = 0; v < S; ++v) {
-      x[v] = load(in + i * S + v * L, part<T>(t.count * S, i * S + v * L));
-    }
-    for_each_constant<S>([&]<int r>() {
-      if (t.offsets[r] < 0) return;
-      store(out + t.offsets[r] + i, merge<L, WantedOfSplit<L, S, r>>(x, x[0]), part<T>(t.count, i));
-    });
+  Vector<T> x[S];
+  TAPEDECK_UNROLL for (int r = 0; r < S; ++r) {
+    const T* phase = in + t.offsets[r] + i;
+    x[r] = whole ? load(phase) : load(phase, part<T>(t.count, i));
   }
+  for_each_constant<S>([&]<int v>() {
+    const Vector<T> joined = merge<L, WantedOfJoin<L, S, v>>(x, x[0]);
+    T* to = out + i * S + v * L;
+    whole ? store(to, joined) : store(to, joined, part<T>(t.count * S, i * S + v * L));
+  });
 }
 
 template <class T, int S>
 void join_row(const Strided<T>& t, const T* in, T* out) {
-  constexpr int L = kLanes<T>;
-  for (std::int64_t i = 0; i < t.count; i += L) {
-    Vector<T> x[S];
-    TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = load(in + t.offsets[r] + i, part<T>(t.count, i));
-    for_each_constant<S>([&]<int v>() {
-      store(out + i * S + v * L, merge<L, WantedOfJoin<L, S, v>>(x, x[0]),
-            part<T>(t.count * S, i * S + v * L));
-    });
-  }
+  std::int64_t i = 0;
+  for (; i + kLanes<T> <= t.count; i += kLanes<T>) join_vectors<T, S, true>(t, in, out, i);
+  if (i < t.count) join_vectors<T, S, false>(t, in, out, i);
 }
 
 template <class T>
