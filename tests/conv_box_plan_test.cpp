@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/box_plan.h>
 
@@ -262,6 +263,46 @@ TEST(ConvBoxPlan, WeightGradients) {
     check_weight_grad(c, random, i % 2 == 0 ? 225 * 1024 : 60 * 1024);
     if (::testing::Test::HasFailure()) return;
   }
+}
+
+// What the kernel relies on, for plans of all sizes.
+TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
+  ConvRandom random(45);
+  int chosen = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const ConvCase c = random.conv_case(i % 4 == 0 ? 300 : i % 4 == 1 ? 70 : 12, i % 2 == 0 ? 20 : 300);
+    const ConvTranspose2dGeometry g = geometry_of(c);
+    if (!fits(g)) continue;
+    for (bool transposed : {true, false}) {
+      SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
+      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4);
+      if (p.planes() > kMaxPlanes) continue;
+      for (int places : {64, 96, 128, 160, 192, 208, 224, 240, 256})
+        for (int blocks : {1, 2}) {
+          const BoxChoice choice = box_choice(p, places, blocks);
+          if (choice.places == 0) continue;
+          ++chosen;
+          ASSERT_GE(choice.box_stages, 2);
+          ASSERT_GE(choice.weight_stages, 2);
+          ASSERT_LE(choice.weight_stages, kMostStages);
+          const BoxTile& t = choice.tile;
+          ASSERT_LE(t.places(), places * (3 - blocks));
+          ASSERT_LE(t.pitch, kMostOfBox);
+          ASSERT_LE(t.box_rows, kMostOfBox);
+          ASSERT_LE(t.images, kMostOfBox);
+          ASSERT_GE(choice.box_bytes, t.pixels() * kPixelBytes);
+          ASSERT_EQ(choice.box_bytes % 1024, 0);
+          ASSERT_LE(choice.shared_bytes, kMostSharedBytes);
+          ASSERT_LE(choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes +
+                        kStagedBytes + 2 * places * kPlaceBytes,
+                    kMostSharedBytes);
+          ASSERT_GE(choice.splits, 1);
+          ASSERT_LE(choice.splits, std::max(1, p.planes() * p.chunks));
+          ASSERT_GT(choice.tiles, 0);
+        }
+    }
+  }
+  EXPECT_GT(chosen, 1000);
 }
 
 TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {

@@ -109,6 +109,31 @@ TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
   }
 }
 
+// Every width of a kernel over boxes, in both layouts; what is not written stays NaN.
+TEST_F(CudaConv, BoxesOfAllWidths) {
+  for (std::int64_t size : {7, 10, 13, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100}) {
+    for (std::int64_t stride : {1, 2}) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        const std::int64_t kernel = stride == 1 ? 3 : 4;
+        const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
+        const Tensor x = randn({5, 64, size, size + 1}).to(kCuda).to(DType::bfloat16).to(layout),
+                     w = randn({64, 72, kernel, kernel}).to(kCuda).to(DType::bfloat16);
+        SCOPED_TRACE(concat(size, " stride ", stride, " ", layout));
+        set_conv_algorithm(ConvAlgorithm::tensor);
+        const Tensor y = conv_transpose2d(x, w, {}, options).tensor(),
+                     gx = conv2d(y, w, {}, {.stride = stride, .padding = 1}).tensor();
+        set_conv_algorithm(ConvAlgorithm::boxes);
+        poison_memory();
+        const Tensor y2 = conv_transpose2d(x, w, {}, options).tensor();
+        poison_memory();
+        const Tensor gx2 = conv2d(y, w, {}, {.stride = stride, .padding = 1}).tensor();
+        EXPECT_LT(relative_error(y2.to(Device{}), y.to(Device{})), 3e-3);
+        EXPECT_LT(relative_error(gx2.to(Device{}), gx.to(Device{})), 3e-3);
+      }
+    }
+  }
+}
+
 TEST_F(CudaConv, TheSameBitsAgain) {
   const auto host = [](const Tensor& x) { return x.to(Device{}); };
   for (const LayerCase& c : kLayerCases) {

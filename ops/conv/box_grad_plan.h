@@ -28,7 +28,6 @@ struct GradTile {
 inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int most_bytes) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   GradTile best;
-  best.steps = 0;
   double least = 0;
   const auto offer = [&](GradTile t, int pixels, int slack) {
     slack += beyond;
@@ -57,7 +56,7 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
   // Whole rows, one after another; also of whole images.
   const int pitch = width + halo_w;
   for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
-    for (int rows = 1; rows <= height; ++rows) {
+    for (int rows = 1; rows <= std::min(height, kMostOfBox); ++rows) {
       if (rows * wide % 16 != 0) continue;
       GradTile t;
       t.x = {1, rows, width, wide, rows};
@@ -65,6 +64,7 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
       t.segments = 1, t.steps = rows * wide / 16;
       offer(t, rows * wide, halo_w);
     }
+    if (height > kMostOfBox) continue;
     const int image = (height + halo_h) * wide;
     for (int images = 2; images <= std::min(p.n, 64); ++images) {
       if (images * image % 16 != 0 || image > 512) continue;
@@ -82,7 +82,7 @@ inline int atoms_of(int taps) {
   return taps <= 4 ? taps : (taps + 2) / 3 * 3 < (taps + 3) / 4 * 4 ? 3 : 4;
 }
 /// Warpgroups of a thread block: what registers allow.
-inline int grad_warpgroups(int atoms) {
+constexpr int grad_warpgroups(int atoms) {
   return atoms == 4 ? 2 : atoms == 3 ? 3 : 4;
 }
 

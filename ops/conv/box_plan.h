@@ -97,7 +97,7 @@ struct BoxTile {
   int pitch = 1, box_rows = 1;  // of the box, for each image
 
   TAPEDECK_HD int image_pixels() const { return box_rows * pitch; }
-  // A box is brought in at most kMostSlices, by rows or by images: one copy alone does not keep up.
+  // A box is brought in at most kMostSlices, by rows or by images.
   TAPEDECK_HD int slice() const { return ((images > 1 ? images : box_rows) + kMostSlices - 1) / kMostSlices; }
   TAPEDECK_HD int slices() const { return ((images > 1 ? images : box_rows) + slice() - 1) / slice(); }
   TAPEDECK_HD int slice_pixels() const { return slice() * (images > 1 ? image_pixels() : pitch); }
@@ -220,9 +220,12 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels) {
     if (best.rows > 0 && cost >= least) return;
     best = t, least = cost;
   };
-  for (int strips = 1; strips <= width; ++strips) {
+  const int most_columns = std::min(places, kMostOfBox - halo_w);
+  if (most_columns < 1) return best;
+  for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
     BoxTile t;
     t.columns = (width + strips - 1) / strips, t.pitch = t.columns + halo_w;
+    const bool last = t.columns <= 16;
     const int most_rows = std::min(kMostOfBox, most_pixels / t.pitch) - halo_h;
     if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) continue;
     const int rows = std::min({height, most_rows, 1 + (places - t.columns) / t.pitch});
@@ -236,7 +239,7 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels) {
       while (t.pixels() > most_pixels) --t.images;
       offer(t);
     }
-    if (t.columns <= 16) break;
+    if (last) break;
   }
   return best;
 }

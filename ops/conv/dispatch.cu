@@ -164,7 +164,8 @@ ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout
                        choose_weight_grad(g, dtype, layout, layout, has_wgmma)};
   e.phases = host.phases, e.empty_phases = host.empty_phases;
   e.flops = host.flops, e.bytes = host.bytes;
-  // Wgmma kernels transpose nchw tensors and pack an operand, in two parts at float32's accuracy.
+  // Wgmma kernels transpose nchw tensors, and pack an operand, in two parts at float32's accuracy, or
+  // transpose it.
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   const auto size = static_cast<double>(size_of(dtype));
   const double x = static_cast<double>(g.x_shape().count()) * size,

@@ -18,17 +18,14 @@
 //                above 8.
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
-//   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, or
-//   with
-//                operands gathered for each tap (wgmma_choice.cuh); `boxes` forces the former where it can
-//                be.
+//   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
+//                `boxes` forces, or with operands gathered for each tap (wgmma_choice.cuh).
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,
 //                depthwise_channels_last_weight_grad.cu).
-//   strip        nchw, little work a byte: rows in shared memory, products on tensor cores, whole rows
-//   written
-//                (strip_plan.h); not float64.
+//   strip        nchw, little work a byte: rows in shared memory, products on tensor cores, whole rows are
+//                written (strip_plan.h); not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the

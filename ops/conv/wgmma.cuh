@@ -4,10 +4,9 @@
 // wgmma: four warps multiply D[64, N] += A[64, K] * B[N, K], K being 32 bytes. A is in registers: thread l of
 // warp w has of rows 16*w + l/4 (words 0 and 2) and those 8 further (1 and 3) the 4 bytes l % 4 (0 and 1) and
 // l % 4 + 4 (2 and 3). B is in shared memory: rows of 128 bytes whose eight vectors of 16 bytes are at
-// v ^ (row % 8), from an address that is a multiple of 1024. D is as with mma.sync: d[4*j + i] is in row
-// 16*w + l/4 + i/2*8 and column 8*j + l%4*2 + i%2. A may be in shared memory as well, like B. The swizzle
-// goes by addresses: a matrix may begin at any row. A and D belong to the tensor cores from wgmma_fence() to
-// wgmma_wait().
+// v ^ (row % 8), rows being counted from multiples of 1024 bytes: a matrix may begin at any. D is as with
+// mma.sync: d[4*j + i] is in row 16*w + l/4 + i/2*8 and column 8*j + l%4*2 + i%2. A may be in shared memory
+// as well, like B. A and D belong to the tensor cores from wgmma_fence() to wgmma_wait().
 #pragma once
 
 #include <cuda.h>
@@ -141,18 +140,6 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
     TAPEDECK_WGMMA(256, type, TAPEDECK_D16, TAPEDECK_R16_, 128, 129, 130, tail); \
   }
 
-/// The same with A in shared memory, for 16-bit types with both matrices transposed: 16 rows of 64 elements,
-/// and as many for each 64 columns of B, a step that b_from says.
-template <class Math, int N>
-__device__ __forceinline__ void wgmma_transposed(float (&d)[N / 2], std::uint64_t a_from,
-                                                 std::uint64_t b_from, bool keep) {
-  if constexpr (std::is_same_v<typename Math::Element, bfloat16>) {
-    TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 1, 1")
-  } else {
-    TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 1, 1")
-  }
-}
-
 /// The same with A in shared memory.
 template <class Math, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a_from, std::uint64_t b_from,
@@ -164,6 +151,18 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a_from, s
     TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 0, 0")
   } else {
     TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 0, 0")
+  }
+}
+
+/// The same with A in shared memory, for 16-bit types with both matrices transposed: 16 rows of 64 elements,
+/// and as many for each 64 columns of B, a step that b_from says.
+template <class Math, int N>
+__device__ __forceinline__ void wgmma_transposed(float (&d)[N / 2], std::uint64_t a_from,
+                                                 std::uint64_t b_from, bool keep) {
+  if constexpr (std::is_same_v<typename Math::Element, bfloat16>) {
+    TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 1, 1")
+  } else {
+    TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 1, 1")
   }
 }
 

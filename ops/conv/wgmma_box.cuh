@@ -19,33 +19,26 @@
 // TFLOP/s; 64 to 64 channels, 3x3: 560 and 280, results being a quarter of the time; 1024 to 512, kernel 2,
 // stride 2: 400 and 210, a box having one tap. What mattered: that products of a tap are in line (see
 // Consumer::multiply; 400 to 560); kernels for many numbers of places, as 65 of 256 are wasted on images 64
-// wide with 3 rows a tile; results by whole pixels (1.5 to 1.2 ms at 64 channels). What did not: the
-// order of the map's axes, two threads for copies instead of one.
+// wide with 3 rows a tile; results by whole pixels (1.5 to 1.2 ms at 64 channels). What did not:
+// the order of the map's axes.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 
+#include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
 
 namespace tapedeck::cu::conv_gemm {
 
-inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
-inline constexpr int kMostStages = 8;
-inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
-// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels; with the channels
-// last a warpgroup has rows of 64 channels, one for each place. Pitches are such that 32 threads meet 32
-// banks.
-inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
-inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
-
 /// Where the result at a place is, from the tile's first on; its image, row and column in the tile.
 struct alignas(16) PlaceOfResult {
   std::int64_t offset;
   short image, row, column, unused;
 };
+static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 
 struct BoxArguments {
   BoxPlan plan;
@@ -339,18 +332,20 @@ struct BoxKernel {
     const int first_of_warp = first + warp % 4 * 16;
     const std::int64_t step = call.to_strides.c;
 #pragma unroll
-    for (int pass = 0; pass < N / kStagedPlaces; ++pass) {
+    for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
 #pragma unroll
       for (int i = 0; i < kStagedPlaces / 8; ++i) {
         const int k = (pass * (kStagedPlaces / 8) + i) * 4, column = i * 8 + lane % 4 * 2;
+        if (k >= kSums) break;
         *reinterpret_cast<float2*>(rows + lane / 4 * kStagedPitch + column) =
             make_float2(sums[k] + bias[0], sums[k + 1] + bias[0]);
         *reinterpret_cast<float2*>(rows + (lane / 4 + 8) * kStagedPitch + column) =
             make_float2(sums[k + 2] + bias[1], sums[k + 3] + bias[1]);
       }
       __syncwarp();
-      const PlaceOfResult at = places[pass * kStagedPlaces + lane];
-      if (exists(tile, at)) {
+      const int place = pass * kStagedPlaces + lane;
+      const PlaceOfResult at = places[min(place, N - 1)];
+      if (place < N && exists(tile, at)) {
         Element* result = to + at.offset + first_of_warp * step;
 #pragma unroll
         for (int c = 0; c < 16; ++c, result += step) {
@@ -527,84 +522,6 @@ __global__ void __launch_bounds__(kThreads)
   *reinterpret_cast<Pack<T, kElements>*>(packed + to * kVectors + (v % kVectors ^ (row & 7))) = values;
 }
 
-/// Places of a warpgroup that kernels are compiled for.
-using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
-
-/// How a plan is computed.
-struct BoxChoice {
-  int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, splits = 1;
-  int shared_bytes = 0;  // that boxes are read from
-  BoxTile tile;
-  std::int64_t tiles = 0;
-  double clocks = 0;  // an estimate of the time
-};
-
-inline constexpr int kMostSharedBytes = 225 * 1024;  // and 1024 to align, and barriers
-
-/// With tiles of `places` for a warpgroup and `blocks` of channels; no places if it does not fit.
-inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
-  BoxChoice c;
-  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = blocks * kBlockBytes;
-  const int left = kMostSharedBytes - kStagedBytes - 2 * places * static_cast<int>(sizeof(PlaceOfResult));
-  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * kPixelBytes) / 8 * 8);
-  if (c.tile.rows == 0) return c;
-  const BoxTile& t = c.tile;
-  const int box_bytes = (t.pixels() + 7) / 8 * 1024;
-  c.blocks = blocks;
-  c.weight_stages = std::min(4, (left - 2 * box_bytes) / weight_bytes);
-  c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
-  // Places beyond a box's last are read, too: of the last box beyond its end.
-  const auto read = [&](int stages) {
-    return (stages - 1) * box_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
-  };
-  while (c.box_stages > 0 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
-  if (c.box_stages == 0) return c;
-  c.places = places;
-  c.shared_bytes = read(c.box_stages);
-  c.weight_stages = std::min(kMostStages, (left - c.box_stages * box_bytes) / weight_bytes);
-
-  const double tiles_of_channels =
-      static_cast<double>(ceil_div(ceil_div(p.to_channels, kBlockChannels), blocks));
-  c.tiles = static_cast<std::int64_t>(tiles_of_channels * p.groups * p.phases() * ceil_div(p.n, t.images) *
-                                      ceil_div(p.h.most(), t.rows) * ceil_div(p.w.most(), t.columns));
-  // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
-  // shared memory places / 4 + 16; or what is brought; then results are written.
-  int taps = 0, steps = 0;
-  for (int i = 0; i < p.pairs_h(); ++i)
-    for (int j = 0; j < p.pairs_w(); ++j) taps += p.taps(i, j);
-  for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
-  const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
-  const double multiplied = taps * (steps * 2 * std::max(places / 2.0, places / 4.0 + 16) + p.chunks * 60);
-  const double brought = (static_cast<double>(boxes) * t.pixels() * kPixelBytes +
-                          static_cast<double>(taps) * p.chunks * weight_bytes) /
-                         26;
-  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + places * 6;
-  // Splits as far as there are multiprocessors without work, at least eight taps each.
-  const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
-  c.splits = static_cast<int>(
-      std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, c.tiles), 1, std::max<std::int64_t>(1, most)));
-  c.clocks = static_cast<double>(ceil_div(c.tiles * c.splits, 132)) * tile / c.splits +
-             (c.splits > 1 ? 20000 : 0) + 4000;
-  return c;
-}
-
-/// The choice of least clocks; no places if none fits.
-inline BoxChoice best_box_choice(const BoxPlan& p) {
-  BoxChoice best;
-  if (p.planes() > kMaxPlanes) return best;
-  const auto offer = [&](int places) {
-    for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
-      const BoxChoice c = box_choice(p, places, blocks);
-      if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
-    }
-  };
-  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
-    (offer(kPlaces), ...);
-  }
-  (BoxPlaces());
-  return best;
-}
-
 template <class K>
 void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides& strides, const Tensor& w,
                 const Tensor& to) {
@@ -632,7 +549,7 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
   call.splits = choice.splits;
   call.box_stages = choice.box_stages, call.weight_stages = choice.weight_stages;
-  call.box_bytes = (t.pixels() + 7) / 8 * 1024;
+  call.box_bytes = choice.box_bytes;
   const Workspace<float> parts(
       to.device(), call.splits > 1 ? call.splits * choice.tiles * K::kSums * kConsumerThreads : 1);
   call.parts = parts.data();

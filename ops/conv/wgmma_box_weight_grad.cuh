@@ -35,7 +35,7 @@ struct BoxGradKernel {
   using Math = M;
   using Element = typename Math::Element;
   static constexpr int kAtoms = kAtomsOfTile, N = 64 * kAtoms, kSums = N / 2;
-  static constexpr int kWarpgroups = kAtoms == 4 ? 2 : kAtoms == 3 ? 3 : 4;
+  static constexpr int kWarpgroups = grad_warpgroups(kAtoms);
   static constexpr int kConsumers = kWarpgroups * 128, kThreads = kConsumers + 128;
   static constexpr int kFlush = 512;  // steps
   static constexpr int kMostStages = 4;

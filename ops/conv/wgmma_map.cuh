@@ -333,7 +333,10 @@ inline double wgmma_map_clocks(const Plan& p, int bm, int bn, int parts) {
       std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunkBytes / 24.0) + 100;
   const int splits = map_splits(p, tiles);
   const double tile = chunk * p.chunks / p.phases() / splits + 800 + bm * bn / 6.0;
-  return static_cast<double>(ceil_div(tiles * splits, 132)) * tile + (splits > 1 ? 20000 : 0) + 4000;
+  const double packed =
+      static_cast<double>(p.groups) * p.chunks * ceil_div(p.to_channels, bn) * bn * kChunkBytes;
+  return static_cast<double>(ceil_div(tiles * splits, 132)) * tile + (splits > 1 ? 20000 : 0) + 4000 +
+         packed / 280;
 }
 
 template <class Tile>

@@ -1,0 +1,113 @@
+// How a product over boxes (box_plan.h) is computed by wgmma_box.cuh: tiles, stages and splits, and about how
+// long it takes. Host arithmetic, of an H100's sizes: results do not depend on the device.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include <tapedeck/ops/conv/box_plan.h>
+
+namespace tapedeck::conv_gemm {
+
+inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
+inline constexpr int kMostStages = 8;
+inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
+// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels; with the channels
+// last a warpgroup has rows of 64 channels, one for each place. Pitches are such that 32 threads meet 32
+// banks.
+inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
+inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
+inline constexpr int kPlaceBytes = 16;  // of where a place's result is
+
+/// Places of a warpgroup that kernels are compiled for.
+using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
+
+/// How many of `size` make up `all`.
+inline std::int64_t count(std::int64_t all, std::int64_t size) {
+  return (all + size - 1) / size;
+}
+
+/// How a plan is computed.
+struct BoxChoice {
+  int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, splits = 1;
+  int box_bytes = 0, shared_bytes = 0;  // of a stage; that boxes are read from
+  BoxTile tile;
+  std::int64_t tiles = 0;
+  double clocks = 0;  // an estimate of the time
+};
+
+inline constexpr int kMostSharedBytes = 225 * 1024;  // and 1024 to align, and barriers
+
+/// Of the packed weights of a plan.
+inline double packed_box_bytes(const BoxPlan& p, int blocks) {
+  const double all =
+      static_cast<double>((p.to_channels + kBlockChannels * blocks - 1) / (kBlockChannels * blocks));
+  return all * blocks * p.groups * p.weights * kBlockBytes;
+}
+inline constexpr double kMostPackedBytes = 1 << 30;  // vectors are counted by 32 bits
+
+/// With tiles of `places` for a warpgroup and `blocks` of channels; no places if it does not fit.
+inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
+  BoxChoice c;
+  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = blocks * kBlockBytes;
+  const int left = kMostSharedBytes - kStagedBytes - 2 * places * kPlaceBytes;
+  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * kPixelBytes) / 8 * 8);
+  if (c.tile.rows == 0) return c;
+  const BoxTile& t = c.tile;
+  const int box_bytes = (t.pixels() + 7) / 8 * 1024;
+  c.blocks = blocks;
+  c.weight_stages = std::min(4, (left - 2 * box_bytes) / weight_bytes);
+  c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
+  // Places beyond a box's last are read, too: of the last box beyond its end.
+  const auto read = [&](int stages) {
+    return (stages - 1) * box_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
+  };
+  while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
+  // A box is left when the next one's first products are on their way.
+  if (c.box_stages < 2 || c.weight_stages < 2) return c;
+  c.box_bytes = box_bytes;
+  c.places = places;
+  c.shared_bytes = read(c.box_stages);
+  c.weight_stages = std::min(kMostStages, (left - c.box_stages * box_bytes) / weight_bytes);
+
+  c.tiles = count(count(p.to_channels, kBlockChannels), blocks) * p.groups * p.phases() *
+            count(p.n, t.images) * count(p.h.most(), t.rows) * count(p.w.most(), t.columns);
+  // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
+  // shared memory places / 4 + 16; or what is brought; then results are written.
+  int taps = 0, steps = 0;
+  for (int i = 0; i < p.pairs_h(); ++i)
+    for (int j = 0; j < p.pairs_w(); ++j) taps += p.taps(i, j);
+  for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
+  const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
+  const double multiplied = taps * (steps * 2 * std::max(places / 2.0, places / 4.0 + 16) + p.chunks * 60);
+  const double brought = (static_cast<double>(boxes) * t.pixels() * kPixelBytes +
+                          static_cast<double>(taps) * p.chunks * weight_bytes) /
+                         26;
+  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + places * 6;
+  // Splits as far as there are multiprocessors without work, at least eight taps each.
+  const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
+  c.splits = static_cast<int>(
+      std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, c.tiles), 1, std::max<std::int64_t>(1, most)));
+  c.clocks = static_cast<double>(count(c.tiles * c.splits, 132)) * tile / c.splits +
+             (c.splits > 1 ? 20000 : 0) + 4000 + packed_box_bytes(p, blocks) / 280;
+  return c;
+}
+
+/// The choice of least clocks; no places if none fits.
+inline BoxChoice best_box_choice(const BoxPlan& p) {
+  BoxChoice best;
+  if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2) > kMostPackedBytes) return best;
+  const auto offer = [&](int places) {
+    for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
+      const BoxChoice c = box_choice(p, places, blocks);
+      if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
+    }
+  };
+  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    (offer(kPlaces), ...);
+  }
+  (BoxPlaces());
+  return best;
+}
+
+}  // namespace tapedeck::conv_gemm
