@@ -120,6 +120,16 @@ TEST(TrainDecoderHelp, NamesEveryFlagLayerAndFormOfData) {
   EXPECT_THAT(help, AllOf(HasSubstr("sprites:count=2000,size=32,seed=0"), HasSubstr("TAPEDECK_NUM_THREADS")));
 }
 
+TEST(TrainDecoderOptions, AGpuHasMoreWorkers) {
+  const auto workers = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "train_decoder");
+    return train_decoder::parse_options(static_cast<int>(arguments.size()), arguments.data()).workers;
+  };
+  EXPECT_EQ(workers({}), 1);
+  EXPECT_EQ(workers({"--device", "cuda"}), 4);
+  EXPECT_EQ(workers({"--workers", "0", "--device", "cuda:1"}), 0);
+}
+
 TEST(TrainDecoderConfig, ComesBack) {
   Options options;
   options.data = "a \"b\" = c";
