@@ -109,7 +109,9 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
                                 kPacked * weights
                           : kNever;
   const double all = vectors_of(g.groups * to, lanes) / static_cast<double>(g.groups);  // for a group
-  const double spread = from * to == 1 ? 0 : kSpreadToLanes * read * all * static_cast<double>(lanes);
+  const double spread = from * to == 1 ? 0
+                                       : kSpreadToLanes * read * all * static_cast<double>(lanes) *
+                                             (1 + 5.0 / static_cast<double>(w.from));
   const double channelwise = g.groups == 1 ? kNever
                                            : kLoadedProducts * pairs * static_cast<double>(from) * all +
                                                  spread + moved + kPacked * weights;
