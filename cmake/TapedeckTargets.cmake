@@ -49,7 +49,7 @@ function(tapedeck_micro_kernels source)
     target_compile_features(${target} PRIVATE cxx_std_20)
     set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
     target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
-    target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa})
+    target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa} $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL>)
     target_compile_options(${target} PRIVATE ${flags_${isa}} -ffp-contract=fast -fno-trapping-math
       -fno-math-errno $<$<CONFIG:MinSizeRel>:-O2>)
     tapedeck_warnings(${target})

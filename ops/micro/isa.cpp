@@ -16,11 +16,16 @@ const Kernels<T>& kernels() {
     }
   };
 #if defined(TAPEDECK_MICRO_X86)
+#if defined(TAPEDECK_SMALL)  // has float64 for any CPU only
+  const Kernels<double>&avx512_64 = baseline::kernels64, &avx2_64 = baseline::kernels64;
+#else
+  const Kernels<double>&avx512_64 = avx512::kernels64, &avx2_64 = avx2::kernels64;
+#endif
   switch (instruction_set()) {
     case InstructionSet::avx512:
-      return pick(avx512::kernels32, avx512::kernels64);
+      return pick(avx512::kernels32, avx512_64);
     case InstructionSet::avx2:
-      return pick(avx2::kernels32, avx2::kernels64);
+      return pick(avx2::kernels32, avx2_64);
     case InstructionSet::baseline:
       break;
   }

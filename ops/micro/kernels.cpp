@@ -46,6 +46,8 @@ constexpr Kernels<T> kKernels = {
 };
 
 extern const Kernels<float> kernels32 = kKernels<float>;
+#if !defined(TAPEDECK_SMALL) || !defined(__AVX2__)  // a build for size has float64 for any CPU only (isa.cpp)
 extern const Kernels<double> kernels64 = kKernels<double>;
+#endif
 
 }  // namespace tapedeck::micro::TAPEDECK_MICRO_ISA
