@@ -15,12 +15,11 @@
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
 // thread, in nchw a warp writes 32 places of a channel at once.
 //
-// On an H200, channels last, in bfloat16 and TF32: 512 to 256 channels, kernel 4, stride 2: 670 and 340
-// TFLOP/s; 64 to 64 channels, 3x3: 560 and 280, results being a quarter of the time; 1024 to 512, kernel 2,
-// stride 2: 400 and 210, a box having one tap. What mattered: that products of a tap are in line (see
-// Consumer::multiply; 400 to 560); kernels for many numbers of places, as 65 of 256 are wasted on images 64
-// wide with 3 rows a tile; results by whole pixels (1.5 to 1.2 ms at 64 channels). What did not:
-// the order of the map's axes.
+// On an H200, channels last, forward in bfloat16 and TF32 (bench/results/gpu_conv.json): 512 to 256 channels,
+// kernel 4, stride 2: 600 and 310 TFLOP/s; 64 to 64 channels, 3x3: 525 and 260. A box with one tap brings as
+// much as windows do, and is no faster. What mattered: that products of a tap are in line (see
+// Consumer::multiply; 1.15 to 1.4 times as fast); kernels for many numbers of places, as with 256 a quarter
+// is wasted on images 64 wide. What did not: the order of the map's axes.
 #pragma once
 
 #include <algorithm>
