@@ -140,18 +140,19 @@ inline bool is_in_place(const Tensor& images, std::int64_t channels, std::int64_
   return images.layout() == Layout::nhwc && channels % lanes == 0;
 }
 
-/// Calls f(x, y, images) with the pixels of blocks of images of two tensors. What is not in place is copied
-/// by all threads, `slack` elements of memory after it.
+/// Calls f(x, y, images) with the pixels of blocks of images of two tensors, which add to `sum_bytes` of
+/// sums. What is not in place is copied by all threads, `slack` elements of memory after it. Small blocks
+/// stay in the caches; sums that do not are gone over less often in large ones.
 template <class T, class F>
 void for_each_block(const Tensor& x, bool x_in_place, const Tensor& y, bool y_in_place, std::int64_t slack,
-                    F f) {
-  constexpr std::int64_t kBlockBytes = 8 << 20;  // of copied images
+                    std::int64_t sum_bytes, F f) {
+  const std::int64_t block_bytes = (sum_bytes > 8 << 20 ? 8 : 1) << 20;
   const std::int64_t n = x.size(0), x_image = x.count() / n, y_image = y.count() / n;
   const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
   const std::int64_t block =
       copied == 0
           ? n
-          : std::clamp<std::int64_t>(kBlockBytes / (copied * static_cast<std::int64_t>(sizeof(T))), 1, n);
+          : std::clamp<std::int64_t>(block_bytes / (copied * static_cast<std::int64_t>(sizeof(T))), 1, n);
   const Scratch<T> x_copy(x_in_place ? 0 : block * x_image + slack);
   const Scratch<T> y_copy(y_in_place ? 0 : block * y_image + slack);
   const auto pixels = [](const Tensor& images, bool in_place, std::int64_t begin, std::int64_t count,

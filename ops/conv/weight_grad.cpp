@@ -75,6 +75,7 @@ class WeightGrad {
       add_parts();
     } else {
       for_each_block<T>(x_, x_in_place_, y_, y_in_place_, slack(),
+                        count_ * static_cast<std::int64_t>(sizeof(T)),
                         [&](const Pixels<T>& x, const Pixels<T>& y, std::int64_t images) {
                           add({x, y, sums_.data()}, images);
                         });

@@ -31,7 +31,7 @@ namespace {
 constexpr std::int64_t kSize = sizeof(float);
 constexpr std::int64_t kItemBytes = 384 << 10;   // of pixels that a part copies at a time
 constexpr std::int64_t kChunkBytes = 320 << 10;  // of points of a chunk
-constexpr std::int64_t kPartSumBytes = 256 << 10, kAllSumBytes = 2 << 20;  // of parts' sums
+constexpr std::int64_t kPartSumBytes = 1280 << 10, kAllSumBytes = 12 << 20;  // of parts' sums
 constexpr std::int64_t kUnitSumBytes = 1280 << 10;  // of sums that a thread adds to, chunk by chunk
 constexpr std::int64_t kParts = 16;
 constexpr std::int64_t kRows = 64;  // that are mapped at a time
@@ -80,7 +80,7 @@ class WinogradWeightGrad {
     if (parts_ > 1) {
       add_parts();
     } else {
-      for_each_block<float>(x_, x_in_place_, y_, y_in_place_, kernels_.lanes,
+      for_each_block<float>(x_, x_in_place_, y_, y_in_place_, kernels_.lanes, sum_ * kSize,
                             [&](const Pixels<float>& x, const Pixels<float>& y, std::int64_t images) {
                               add_block({x, y, images, 0, tile_rows_});
                             });
