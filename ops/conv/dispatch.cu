@@ -46,6 +46,7 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                          Layout to, bool has_wgmma) {
   const bool nchw = from == Layout::nchw && to == Layout::nchw;
+  const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
   Choice choice{
       direct_fits(g),
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
@@ -56,8 +57,7 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DTyp
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.strip && little &&
-             (transposed ? to_channels > 4 || dtype != DType::float32 : g.group_co() >= 8)) {
+  } else if (choice.strip && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && (transposed || to_channels <= 16) &&
              (to_channels == 1 || (to == Layout::nchw && little))) {
@@ -78,7 +78,7 @@ ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, 
       x == Layout::nchw && y == Layout::nchw && strip_weight_grad_fits(g, dtype)};
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.strip && g.flops() < 24 * bytes_of(g, dtype)) {
+  } else if (choice.strip && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
     choice.natural = ConvAlgorithm::direct;

@@ -13,9 +13,15 @@
 //   group q of y:   taps of result q | of q-1 | of q-2       sums[0] sums[1] sums[2] -> result q-2 is written
 //   group q+1:      taps of q+1      | of q   | of q-1               (moved up)
 //
-// Elements of neighbouring pixels are `stride` apart: an odd stride meets all banks. What bounds it is the
-// reading; where it does not, the splitting of elements in two for float32's accuracy, which is why sums of
-// several rows share it.
+// Elements of neighbouring pixels are `stride` apart: an odd stride meets all banks. What bounds it should be
+// the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
+// each other.
+//
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.26, 0.24 and 0.21 and
+// 0.26, 0.24 and 0.2 ms, 43, 46 and 26% and 47, 50 and 30% of a copy's bandwidth for the rows that are read.
+// What helped: reading a row once for all rows of x that it meets, steps four at a time without branches
+// (0.40 to 0.26 and 0.29 to 0.26 ms), stages of many channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A
+// tile of several rows, whose rows of y other tiles read again, took 0.55.
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -26,7 +32,8 @@ namespace {
 
 using namespace conv_strip;
 
-constexpr int kMostStages = 4, kMostRows = 4;
+constexpr int kMostStages = 4, kMostRows = 3;
+constexpr int kFlush = 4;  // steps whose sums tensor cores add
 
 struct PlainArguments {
   Strip strip;
@@ -109,17 +116,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int i = 1; i < call.stages; ++i) copy_next();
 
   for (int e = threadIdx.x; e < call.steps * kStep; e += kThreads) {
-    offsets[e] = p.row_offset(e / kStep * kStep + e % kStep / 2 + e % 2 * 4) * p.bytes;
+    const int k = e / kStep * kStep + e % kStep / 2 + e % 2 * 4;
+    offsets[e] = (kRows == 1 ? p.offset(0, 0, k) : p.row_offset(k)) * p.bytes;
   }
-  // [chunk][tap along h][step][8 channels][thread]
-  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32), taps = kept(plan.kernel_h);
+  // [chunk][tap along h][step][8 channels][thread]; where a row of x meets one group of y's only, its taps
+  // along h are steps, too.
+  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32),
+            taps = kept(kRows == 1 ? 1 : plan.kernel_h);
 #pragma unroll 4
   for (int e = threadIdx.x; e < p.chunks * taps * of_tap; e += kThreads) {
     const int lane = e % 32, tap = e / of_tap, rest = (e - tap * of_tap) / 32, chunk = tap / taps;
     const auto read = [&](int half) {
-      const std::int64_t at =
-          p.row_weight(group, chunk, tap - chunk * taps, rest / all_n * kStep + lane % 4 + half,
-                       first + rest % all_n * 8 + lane / 4);
+      const int k = rest / all_n * kStep + lane % 4 + half, m = first + rest % all_n * 8 + lane / 4;
+      const std::int64_t at = kRows == 1 ? p.weight(group, chunk, 0, 0, k, m)
+                                         : p.row_weight(group, chunk, tap - chunk * taps, k, m);
       return at < 0 ? 0.0f : convert<float>(static_cast<const T*>(call.w)[at]);
     };
     weights[e] = W::make(read(0), read(4));
@@ -135,8 +145,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, pixel = warp / call.columns * (kM * kPixels) + g;
   const int step_bytes = step_w * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
-  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))), slots = kept(p.slot_of.count),
-            groups = kept(p.slot_of.groups), weight_step = kept(all_n * 32);
+  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))),
+            slots = kept(kRows == 1 ? 1 : p.slot_of.count), groups = kept(p.slot_of.groups),
+            weight_step = kept(all_n * 32);
   const unsigned ring = shared_address(memory + call.ring) + pixel * step_bytes;
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
   const typename W::Stored* const my_weights = weights + warp_n * 32 + lane;
@@ -160,15 +171,17 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (++stage == stages) stage = 0;
         for (int slot = 0; slot < slots; ++slot, pixels += slot_bytes) {
           const typename W::Stored* of_row[kRows];
-          bool meets[kRows];
+          bool meets[kRows], all = true;
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const int tap = taps_of[slot * kMostRows + r];
             meets[r] = tap >= 0;
+            all = all && meets[r];
             of_row[r] = my_weights + (chunk * taps + max(tap, 0)) * of_tap;
           }
-          constexpr int kFlush = 4;  // steps whose sums tensor cores add
-          const auto add = [&](Sums<kM, kN>(&to)[kRows], const int2& at) {
+          // kAll: without branches, so that loads of later steps are under way.
+          const auto add = [&]<bool kAll>(Sums<kM, kN>(&to)[kRows], int s) {
+            const int2 at = table[s * 4];
             Fragment<T, kParts, 4> a[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
@@ -180,24 +193,26 @@ __global__ void __launch_bounds__(kThreads, 2)
             }
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-              if (!meets[r]) continue;
+              if (!kAll && !meets[r]) continue;
 #pragma unroll
               for (int n = 0; n < kN; ++n) {
-                const auto b = W::read(of_row[r][n * 32]);
+                const auto b = W::read(of_row[r][s * weight_step + n * 32]);
 #pragma unroll
                 for (int m = 0; m < kM; ++m) multiply<T, kParts>(to[r].values[m][n], a[m], b);
               }
-              of_row[r] += weight_step;
             }
           };
           for (int begin = 0; begin < steps; begin += kFlush) {
             Sums<kM, kN> part[kRows] = {};
             Sums<kM, kN>(&to)[kRows] = kParts == 3 ? part : sums;
-            if (steps - begin >= kFlush) {
+            const int end = min(steps, begin + kFlush);
+            if (all && end - begin == kFlush) {
 #pragma unroll
-              for (int s = 0; s < kFlush; ++s) add(to, table[(begin + s) * 4]);
+              for (int s = 0; s < kFlush; ++s) add.template operator()<true>(to, begin + s);
+            } else if (all) {
+              for (int s = begin; s < end; ++s) add.template operator()<true>(to, s);
             } else {
-              for (int s = begin; s < steps; ++s) add(to, table[s * 4]);
+              for (int s = begin; s < end; ++s) add.template operator()<false>(to, s);
             }
             if constexpr (kParts == 3) {
 #pragma unroll
@@ -243,7 +258,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
   const int channels = start.plan.to_channels, taps = start.plan.kernel_h, met = start.slot_of.groups + 1;
   Configuration chosen;
   if (met > kMostRows) return chosen;
-  chosen.rows = met == 1 ? 1 : kMostRows;
+  chosen.rows = met;
   chosen.n = channels <= 8 ? 1 : 2;
   int side = 1;  // warps side by side
   while (side < 4 && side * chosen.n * 8 < channels) side *= 2;
@@ -252,7 +267,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
   for (int choice = 0; choice < 14; ++choice) {
     constexpr int kChunks[] = {1, 2, 3, 4, 8, 16, 32};
     const int chunk = kChunks[choice / 2], m = choice % 2 + 1, columns = kPixels * m * kWarps / side;
-    if ((m == 2) != (chosen.rows == 1)) continue;
+    if (m == 2 && chosen.rows > 1) continue;
     if (chunk > start.plan.from_channels) break;
     PlainArguments a{};
     Strip& p = a.strip;
@@ -260,11 +275,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
     p.set_tile(1, columns, chunk, copy, 16, 8);
     a.columns = side;
     a.blocks = static_cast<int>(ceil_div(channels, side * chosen.n * 8));
-    a.steps = p.row_steps();
+    a.steps = met == 1 ? p.steps : p.row_steps();
     a.stage_bytes = p.slot_of.count * p.slot_pitch * bytes;
     const auto align = [](int n) { return (n + 127) / 128 * 128; };
-    const std::int64_t weights =
-        std::int64_t{p.chunks} * taps * a.steps * side * chosen.n * 256 * (three && chosen.rows > 1 ? 2 : 1);
+    const std::int64_t weights = std::int64_t{p.chunks} * (met == 1 ? 1 : taps) * a.steps * side * chosen.n *
+                                 256 * (three && chosen.rows > 1 ? 2 : 1);
     if (weights > 128 << 10) continue;
     a.weights = align(a.steps * kStep * 4);
     a.bias_at = a.weights + static_cast<int>(weights);
@@ -280,10 +295,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
     a.stages = std::min(a.stages, kMostStages);
     const double row = p.copies * p.copy + 64.0 / bytes;
     const double read = row / columns * p.slot_of.count * waiting(a.stage_bytes, blocks * (a.stages - 1));
-    const double work = static_cast<double>(a.steps) / chunk * p.slot_of.count * (m == 1 ? 4 : 3.5);
+    const double work =
+        static_cast<double>(a.steps) / chunk * (met == 1 ? 1 : p.slot_of.count) * (m == 1 ? 4 : 3.5);
     // What a stage takes besides, mostly waiting.
     const double fixed = 12000.0 / (blocks * chunk * columns);
-    const double cost = std::max(read, work) + 0.3 * std::min(read, work) + fixed;
+    const double cost = (std::max(read, work) + 0.3 * std::min(read, work)) * (blocks == 1 ? 1.1 : 1) + fixed;
     if (chosen.m > 0 && cost >= least) continue;
     least = cost;
     best = a;
@@ -357,8 +373,11 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
       return chosen.n == 1 ? launch<T, kParts, 1, 2, 1>(a, x.device())
                            : launch<T, kParts, 1, 2, 2>(a, x.device());
     }
-    if (chosen.n == 1) return launch<T, kParts, kMostRows, 1, 1>(a, x.device());
-    launch<T, kParts, kMostRows, 1, 2>(a, x.device());
+    if (chosen.rows == 2) {
+      return chosen.n == 1 ? launch<T, kParts, 2, 1, 1>(a, x.device())
+                           : launch<T, kParts, 2, 1, 2>(a, x.device());
+    }
+    chosen.n == 1 ? launch<T, kParts, 3, 1, 1>(a, x.device()) : launch<T, kParts, 3, 1, 2>(a, x.device());
   };
   if (x.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
   if (x.dtype() == DType::float16) return choose.template operator()<float16, 1>();

@@ -219,9 +219,9 @@ struct Strip {
 };
 
 /// How much longer than its copying a tile of `bytes` takes, where `on_way` tiles of a multiprocessor are on
-/// their way at once: memory brings 32 KB in the time until a copy's first bytes come.
+/// their way at once: memory brings 16 KB in the time until a copy's first bytes come.
 inline double waiting(int bytes, int on_way) {
-  return std::max(1.0, (1 + (32 << 10) / static_cast<double>(bytes)) / on_way);
+  return std::max(1.0, (1 + (16 << 10) / static_cast<double>(bytes)) / on_way);
 }
 
 /// The largest of 16, 8, 4, ... bytes that rows and planes of a row-major tensor of images are aligned to.

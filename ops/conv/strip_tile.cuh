@@ -38,10 +38,12 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/// x in a register from here on: what loops read again and again of a kernel's arguments otherwise comes from
-/// the cache of constants, which is too small for them.
+/// x in a register from here on: a kernel's arguments are otherwise read again and again, which waits longer
+/// than for a register. (A sum that the compiler cannot know to be x.)
 __device__ __forceinline__ int kept(int x) {
-  return __shfl_sync(0xffffffffu, x, static_cast<int>(threadIdx.x) % 32);
+  int y;
+  asm volatile("{ .reg .s32 zero; mov.u32 zero, %%ctaid.z; add.s32 %0, %1, zero; }" : "=r"(y) : "r"(x));
+  return y;
 }
 
 /// Brings rows of a row-major tensor of images to [row][channel][pitch] in shared memory, zeros outside.
@@ -63,10 +65,11 @@ class RowCopy {
         lanes_(kept(lanes)),
         stride_c_(kept(strides.c)),
         stride_h_(kept(strides.h)) {
-    lane_ = kept(static_cast<int>(threadIdx.x) % lanes);
+    lane_ = static_cast<int>(threadIdx.x) % lanes;
     const int first = static_cast<int>(threadIdx.x) / lanes;
-    slot_ = kept(first / channels);
-    channel_ = kept(first % channels);
+    slot_ = first / channels;
+    channel_ = first % channels;
+    step_ = kThreads / lanes;
   }
 
   /// row(s): the tensor's row that is the s-th, in the image or not. `from`: of the image and the first
@@ -85,7 +88,7 @@ class RowCopy {
   template <int kBytes, class Row>
   __device__ __forceinline__ void start_by(T* to, const T* from, int first_column, Row row) const {
     constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
-    const int x = first_column + lane_ * kElements, step = lanes_ * kElements, rows_step = kThreads / lanes_;
+    const int x = first_column + lane_ * kElements, step = lanes_ * kElements;
     int slot = slot_, channel = channel_;
     while (slot < rows_) {
       const int y = row(slot);
@@ -105,13 +108,13 @@ class RowCopy {
           target[at] = exists ? source[at] : T(0.0f);
         }
       }
-      channel += rows_step;
+      channel += step_;
       while (channel >= channels_) channel -= channels_, ++slot;
     }
   }
 
   int channels_, rows_, height_, width_, pitch_, bytes_, copies_, lanes_, stride_c_, stride_h_;
-  int lane_, slot_, channel_;
+  int lane_, slot_, channel_, step_;  // of this thread; threads of a block that start a row each
 };
 
 /// The element at an address in shared memory: one addition less than with a pointer and an index.

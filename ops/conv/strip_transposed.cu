@@ -12,9 +12,17 @@
 //   row a-1  [ci][w+halo]    co 0: | 0 1 2 | 0 1 2 | ...       full lines; rows without taps are the bias,
 //   row a                    co 1: | 0 1 2 | 0 1 2 | ...       and are written without being staged
 //
-// What bounds it is the writing: stores of 4 bytes a stride apart, as sums lie in registers, would each touch
-// a sector of their own. Two or three blocks of a multiprocessor take turns in reading, multiplying and
-// writing.
+// What bounds it should be the writing: stores of 4 bytes a stride apart, as sums lie in registers, would
+// each touch a sector of their own. Two or three blocks of a multiprocessor take turns in reading,
+// multiplying and writing.
+//
+// On an H200, 32 to 64 channels in 4 groups, kernel 3x5, stride 2x3 (kb75 of bench/compare_gpu.py): 0.35,
+// 0.29 and 0.21 ms in float32, TF32 and bfloat16, 58, 69 and 49% of a copy's bandwidth; 32 to 64, kernel 3,
+// stride 5 (kb81): 0.34, 0.31 and 0.23, 58, 64 and 43%. Warps wait for shared memory and tensor cores more
+// than for memory. What helped: positions of units in a table instead of divisions (0.43 to 0.35 ms), steps
+// four at a time, so that loads of the next are under way, as many blocks launched as fit at once (bfloat16:
+// 0.31 to 0.21). What did not: narrower tiles with more blocks a multiprocessor (0.37 to 0.49), and in
+// float32 registers for three blocks instead of two (0.36).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -83,7 +91,7 @@ struct PhaseEntry {
 };
 
 template <class T, int kParts, int kN>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
     strip_transposed_kernel(const __grid_constant__ TransposedArguments call) {
   extern __shared__ uint4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
