@@ -82,9 +82,9 @@ __device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
 
 /// Row r of a tile's y, and phase j of a row: what warps look up in shared memory.
 struct RowEntry {
-  int phase;  // the first of its column phases, or -1 if no tap reaches it
+  int phase;  // the first of its column phases
   int x;      // bytes from the tile's start to its result's window
-  int to, a;  // the row of y is `to` + the tile's a * step; a counts from the tile's
+  int to;     // the row of y is `to` + the tile's a * step
 };
 struct PhaseEntry {
   int begin, steps, to;
@@ -120,12 +120,18 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   RowEntry* const row_entries = reinterpret_cast<RowEntry*>(memory + call.entries);
   const int phases_h = plan.h.count, rows = kept(p.rows * phases_h);
   PhaseEntry* const phase_entries = reinterpret_cast<PhaseEntry*>(row_entries + rows);
+  int live_phases = 0;  // those that taps reach; their rows come first
+  for (int i = 0; i < phases_h; ++i) live_phases += plan.h.phase[i].taps > 0;
+  const int live_rows = kept(p.rows * live_phases);
   for (int r = threadIdx.x; r < rows; r += kThreads) {
     const int a = r / phases_h, i = r - a * phases_h;
     const PhaseAxis& h = plan.h.phase[i];
+    int before = 0;
+    for (int j = 0; j < i; ++j) before += plan.h.phase[j].taps > 0;
+    const int at =
+        h.taps > 0 ? a * live_phases + before : live_rows + a * (phases_h - live_phases) + i - before;
     // Of a phase that ends before others do, rows past its end are past y's end, too.
-    row_entries[r] = {h.taps > 0 ? i * plan.w.count : -1, p.result_offset(a, 0) * p.bytes,
-                      h.to + a * h.to_step, a};
+    row_entries[at] = {i * plan.w.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step};
   }
   for (int e = threadIdx.x; e < plan.phases(); e += kThreads) {
     phase_entries[e] = {p.step_begin[e], p.step_begin[e + 1] - p.step_begin[e],
@@ -150,13 +156,20 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   // How far the first element of y is from a multiple of 16 bytes.
   const int y_shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(call.y) / sizeof(T)) % kElements;
 
-  for (int tile_index = static_cast<int>(blockIdx.x) / combinations; tile_index < call.tiles;
-       tile_index += static_cast<int>(gridDim.x) / combinations) {
-    const Tile tile = p.tile(tile_index);
-    __syncthreads();
-    copy.start(x_tile, from + tile.image * plan.from.n, p.first_column(tile),
-               [&](int slot) { return tile.a + low_h + slot; });
+  const int tile_step = static_cast<int>(gridDim.x) / combinations;
+  const auto start_copy = [&](int tile_index) {
+    if (tile_index < call.tiles) {
+      const Tile tile = p.tile(tile_index);
+      copy.start(x_tile, from + tile.image * plan.from.n, p.first_column(tile),
+                 [&](int slot) { return tile.a + low_h + slot; });
+    }
     commit_copies();
+  };
+
+  int tile_index = static_cast<int>(blockIdx.x) / combinations;
+  start_copy(tile_index);
+  for (; tile_index < call.tiles; tile_index += tile_step) {
+    const Tile tile = p.tile(tile_index);
     wait_for_copies<0>();
     __syncthreads();
 
@@ -171,14 +184,28 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
           (kElements - 1));
     };
 
-    for (int r0 = 0; r0 < rows; r0 += staged_rows) {
-      const int some = min(staged_rows, rows - r0);
+    // Rows without taps, between products, so that memory is never idle.
+    int dead = live_rows, dead_channel = warp;
+    const auto fill_next = [&] {
+      while (dead_channel >= kept_channels) dead_channel -= kept_channels, ++dead;
+      if (dead >= rows) return false;
+      const int row = first_row + row_entries[dead].to, c = dead_channel;
+      dead_channel += kWarps;
+      if (row < to_h) {
+        fill_row(image + static_cast<std::int64_t>(c) * plane + static_cast<std::int64_t>(row) * y_pitch,
+                 convert<T>(bias[c]), shift_of(row, c), columns);
+      }
+      return true;
+    };
+
+    for (int r0 = 0; r0 < live_rows; r0 += staged_rows) {
+      const int some = min(staged_rows, live_rows - r0);
       int staged = 0, j = first_unit;
       while (j >= phases_w) j -= phases_w, ++staged;
       while (staged < some) {
         const RowEntry entry = row_entries[r0 + staged];
         const int row = first_row + entry.to;
-        if (row < to_h && entry.phase >= 0) {
+        if (row < to_h) {
           const PhaseEntry phase = phase_entries[entry.phase + j];
           Sums<kM, kN> sums = {};
           unsigned pixels[kM];
@@ -205,10 +232,13 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
               }
             }
         }
+        fill_next();
         j += unit_step;
         while (j >= phases_w) j -= phases_w, ++staged;
       }
       __syncthreads();
+      // The next tile's x is on its way while rows are written.
+      if (r0 + staged_rows >= live_rows) start_copy(tile_index + tile_step);
       int c = warp;
       staged = 0;
       while (c >= kept_channels) c -= kept_channels, ++staged;
@@ -216,19 +246,16 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
         const RowEntry entry = row_entries[r0 + staged];
         const int row = first_row + entry.to;
         if (row < to_h) {
-          T* const to =
-              image + static_cast<std::int64_t>(c) * plane + static_cast<std::int64_t>(row) * y_pitch;
           const int shift = shift_of(row, c);
-          if (entry.phase < 0) {
-            fill_row(to, convert<T>(bias[c]), shift, columns);
-          } else {
-            write_row(to, stage + (staged * kept_channels + c) * staged_pitch + shift, shift, columns);
-          }
+          write_row(image + static_cast<std::int64_t>(c) * plane + static_cast<std::int64_t>(row) * y_pitch,
+                    stage + (staged * kept_channels + c) * staged_pitch + shift, shift, columns);
         }
         c += kWarps;
         while (c >= kept_channels) c -= kept_channels, ++staged;
       }
-      __syncthreads();
+      if (r0 + staged_rows < live_rows) __syncthreads();
+    }
+    while (fill_next()) {
     }
   }
 }
@@ -238,6 +265,8 @@ TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, 
   TransposedArguments best{};
   const int bytes = static_cast<int>(size_of(dtype)), elements = kStoreBytes / bytes;
   const Strip start(g, true, bytes);
+  int live_phases = 0;
+  for (int i = 0; i < start.plan.h.count; ++i) live_phases += start.plan.h.phase[i].taps > 0;
   double least = 0;
   for (int columns : {32, 64, 128, 256}) {
     for (int rows : {1, 2, 4, 8}) {
@@ -250,7 +279,7 @@ TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, 
       a.staged_pitch = ((results + elements) * bytes + 31) / 32 * 32 / bytes + 16 / bytes;
       const int parts = p.plan.w.count * columns / (kM * kPixels);
       const int some = std::min(channels, p.plan.to_channels);
-      a.staged_rows = std::clamp(2 * kWarps / parts, 1, all_rows);
+      a.staged_rows = std::clamp(2 * kWarps / parts, 1, rows * live_phases);
       const auto align = [](int n) { return (n + 127) / 128 * 128; };
       a.offsets = 0;
       a.weights = align(p.steps * kStep * 4);
