@@ -97,14 +97,15 @@ inline void check_plain(ConvCase c, ConvRandom& random, const TensorOptions& to)
   }
 }
 
-/// Random cases from a seed, with sizes up to about `size`, channels up to `channels` a group, of `dtypes`.
+/// Random cases from a seed, with sizes up to about `size`, channels up to `channels` times `unit` a group,
+/// of `dtypes`.
 template <class Check>
 void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels, Check check_case,
            const std::vector<DType>& dtypes = {DType::float32, DType::float32, DType::float64},
-           Device device = {}) {
+           Device device = {}, std::int64_t unit = 1) {
   ConvRandom random(seed);
   for (int i = 0; i < cases; ++i) {
-    const ConvCase c = random.conv_case(size, channels);
+    const ConvCase c = random.conv_case(size, channels, unit);
     const DType dtype =
         dtypes[static_cast<std::size_t>(random.in(0, static_cast<std::int64_t>(dtypes.size()) - 1))];
     SCOPED_TRACE("case " + std::to_string(i) + ", " + to_string(dtype) + ": " + c.text());

@@ -120,16 +120,17 @@ class ConvRandom {
   }
 
   /// A legal case with sizes up to about `size` and channels up to `channels` a group.
-  ConvCase conv_case(std::int64_t size, std::int64_t channels) {
+  /// Channels of a group: `unit` times up to `channels`.
+  ConvCase conv_case(std::int64_t size, std::int64_t channels, std::int64_t unit = 1) {
     for (;;) {
       ConvCase c;
       c.batched = !chance(10);
       c.n = !c.batched ? 1 : chance(4) ? 0 : in(1, 3);
       c.groups = chance(60) ? 1 : in(2, 4);
-      const bool depthwise = chance(12);
+      const bool depthwise = unit == 1 && chance(12);
       if (depthwise) c.groups = in(1, channels * 2);
-      c.ci = c.groups * (depthwise ? 1 : in(1, channels));
-      c.co = c.groups * (depthwise ? in(1, 2) : in(1, channels));
+      c.ci = c.groups * unit * (depthwise ? 1 : in(1, channels));
+      c.co = c.groups * unit * (depthwise ? in(1, 2) : in(1, channels));
       c.bias = chance(50);
       c.nhwc = c.batched && chance(50);
       const bool pointwise = chance(8);

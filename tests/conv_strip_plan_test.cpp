@@ -36,6 +36,11 @@ void set_random_tile(Strip& p, ConvRandom& random, std::int64_t width, int chunk
   p.set_tile(1 << random.in(0, 3), 8 << random.in(0, 3), chunk, copy, apart ? 16 : 8, apart ? 8 : 4);
 }
 
+/// Channels that are in shared memory at once.
+int random_chunk(const Strip& p, ConvRandom& random) {
+  return static_cast<int>(random.in(1, p.plan.from_channels / p.pixel)) * p.pixel;
+}
+
 /// Shared memory with what a block copies of a tile.
 class SharedTile {
  public:
@@ -48,8 +53,8 @@ class SharedTile {
           // A copy is inside as a whole or not at all.
           EXPECT_EQ(first >= 0 && first < p.plan.from_w, x >= 0 && x < p.plan.from_w);
           const bool inside = y >= 0 && y < p.plan.from_h && x >= 0 && x < p.plan.from_w && c < channels;
-          EXPECT_LT(i, p.pitch);
-          values_[static_cast<std::size_t>(slot * p.slot_pitch + c * p.pitch + i)] =
+          EXPECT_LT(i * p.pixel, p.pitch);
+          values_[static_cast<std::size_t>(slot * p.slot_pitch + p.channel_offset(c) + i * p.pixel)] =
               inside ? from[at(p.plan.from, tile.image, first_channel + c, y, x)] : 0;
         }
   }
@@ -63,14 +68,14 @@ class SharedTile {
   Values values_;
 };
 
-void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int element_bytes) {
+void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int element_bytes, bool last) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   ASSERT_TRUE(conv_gemm::fits(g));
-  Strip p(g, transposed, element_bytes);
+  Strip p(g, transposed, element_bytes, last);
   const std::int64_t from_c = transposed ? c.ci : c.co, to_c = transposed ? c.co : c.ci;
   p.plan.from = strides(from_c, p.plan.from_h, p.plan.from_w);
   p.plan.to = strides(to_c, p.to_h, p.to_w);
-  const int chunk = transposed ? p.plan.from_channels : static_cast<int>(random.in(1, p.plan.from_channels));
+  const int chunk = transposed ? p.plan.from_channels : random_chunk(p, random);
   set_random_tile(p, random, p.plan.from_w, chunk);
   const Values from = random.integers(transposed ? c.x_count() : c.y_count()),
                w = random.integers(c.w_count());
@@ -93,7 +98,8 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int eleme
               for (int b = 0; b < p.columns; ++b)
                 for (int m = 0; m < p.plan.to_channels; ++m) {
                   double sum = 0;
-                  for (int k = 0; k < steps * kStep; ++k) {
+                  for (int e = 0; e < steps * kStep; ++e) {
+                    const int k = p.element_of(e / kStep, e % 4, e / 4 % 2);
                     const double value = shared[p.offset(i, j, k) + p.result_offset(a, b)];
                     ASSERT_FALSE(std::isnan(value));  // also of results that do not exist
                     const std::int64_t weight = p.weight(group, chunk_index, i, j, k, m);
@@ -117,13 +123,13 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int eleme
 }
 
 /// Going down rows of y, as strip_plain_kernel does: each is copied once, and met by rows of x above it.
-void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes) {
+void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes, bool last) {
   const ConvTranspose2dGeometry g = geometry_of(c);
-  Strip p(g, false, element_bytes);
+  Strip p(g, false, element_bytes, last);
   p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
   p.plan.to = strides(c.ci, p.to_h, p.to_w);
   const int copy = copy_bytes(nullptr, p.plan.from_w, p.bytes), groups = p.slot_of.groups;
-  p.set_tile(1, 8 << random.in(0, 2), static_cast<int>(random.in(1, p.plan.from_channels)), copy, 16, 8);
+  p.set_tile(1, 8 << random.in(0, 2), random_chunk(p, random), copy, 16, 8);
   const Values y = random.integers(c.y_count()), w = random.integers(c.w_count());
   Values x(c.x_count(), 0.0);
   for (int image = 0; image < p.plan.n; ++image)
@@ -139,10 +145,12 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes) {
               ASSERT_EQ(in, g.h.output(row, kh));
               for (int b = 0; b < p.columns && b0 + b < p.to_w; ++b)
                 for (int k = 0; k < p.row_steps() * kStep; ++k) {
-                  const int offset = p.row_offset(k) + b * p.reach_w.step, channel = offset / p.pitch;
-                  const int column = b0 * p.reach_w.step + p.low_w + offset % p.pitch;
+                  const int offset = p.row_offset(k) + b * p.reach_w.step * p.pixel,
+                            channel = offset / p.pitch * p.pixel + offset % p.pixel,
+                            at_column = offset % p.pitch / p.pixel;
+                  const int column = b0 * p.reach_w.step + p.low_w + at_column;
                   ASSERT_LT(channel, p.chunk);
-                  ASSERT_LT(offset % p.pitch, p.copies * p.copy);
+                  ASSERT_LT(at_column, p.copies * p.copy);
                   const int co = chunk * p.chunk + channel;
                   const bool inside = in >= 0 && in < p.plan.from_h && column >= 0 &&
                                       column < p.plan.from_w && co < p.plan.from_channels;
@@ -160,12 +168,12 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes) {
 }
 
 /// Rows are (tap, channel of y): what strip_weight_grad_kernel sums.
-void check_weight_grad(const ConvCase& c, ConvRandom& random, int element_bytes) {
+void check_weight_grad(const ConvCase& c, ConvRandom& random, int element_bytes, bool last) {
   const ConvTranspose2dGeometry g = geometry_of(c);
-  Strip p(g, false, element_bytes);
+  Strip p(g, false, element_bytes, last);
   p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
   const ImageStrides of_x = strides(c.ci, p.to_h, p.to_w);
-  const int channels = static_cast<int>(random.in(1, p.plan.from_channels));
+  const int channels = random_chunk(p, random);
   set_random_tile(p, random, p.plan.from_w, channels);
   const Values x = random.integers(c.x_count()), y = random.integers(c.y_count());
   Values sums(c.w_count(), 0.0);
@@ -203,10 +211,26 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
     for (int element_bytes : {2, 4}) {
       SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +
                    " bytes: " + c.text());
-      check_map(c, random, true, element_bytes);
-      check_map(c, random, false, element_bytes);
-      check_rows(c, random, element_bytes);
-      check_weight_grad(c, random, element_bytes);
+      check_map(c, random, true, element_bytes, false);
+      check_map(c, random, false, element_bytes, false);
+      check_rows(c, random, element_bytes, false);
+      check_weight_grad(c, random, element_bytes, false);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoesWithChannelsLast) {
+  ConvRandom random(34);
+  for (int i = 0; i < 120; ++i) {
+    const ConvCase c = random.conv_case(4, 2, kStep);
+    for (int element_bytes : {2, 4}) {
+      SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +
+                   " bytes: " + c.text());
+      check_map(c, random, true, element_bytes, true);
+      check_map(c, random, false, element_bytes, true);
+      check_rows(c, random, element_bytes, true);
+      check_weight_grad(c, random, element_bytes, true);
       if (::testing::Test::HasFailure()) return;
     }
   }

@@ -48,9 +48,9 @@ void for_each_algorithm(F f) {
 // Integers are exact in TF32 too.
 template <class Check>
 void sweep_algorithms(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels,
-                      Check check_case) {
+                      Check check_case, std::int64_t unit = 1) {
   for_each_algorithm([&] {
-    sweep(seed, cases, size, channels, check_case, {std::begin(kTypes), std::end(kTypes)}, kCuda);
+    sweep(seed, cases, size, channels, check_case, {std::begin(kTypes), std::end(kTypes)}, kCuda, unit);
   });
 }
 
@@ -63,6 +63,9 @@ TEST_F(CudaConv, TransposedWithBlocks) {
 TEST_F(CudaConv, TransposedWithPanels) {
   sweep_algorithms(5, 30, 5, 90, check_transposed);
 }
+TEST_F(CudaConv, TransposedOfEights) {
+  sweep_algorithms(7, 50, 8, 3, check_transposed, 8);
+}
 TEST_F(CudaConv, PlainAtTheEdges) {
   sweep_algorithms(3, 300, 6, 3, check_plain);
 }
@@ -71,6 +74,9 @@ TEST_F(CudaConv, PlainWithBlocks) {
 }
 TEST_F(CudaConv, PlainWithPanels) {
   sweep_algorithms(6, 30, 5, 90, check_plain);
+}
+TEST_F(CudaConv, PlainOfEights) {
+  sweep_algorithms(8, 50, 8, 3, check_plain, 8);
 }
 
 /// The root of the mean square of a - b in units of that of b.

@@ -15,6 +15,7 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
 
 namespace tapedeck::cu {
 
@@ -215,6 +216,7 @@ bool depthwise_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype,
 void depthwise_channels_last(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
                              const Tensor& w, const Tensor& bias, const Tensor& to) {
   const DeviceScope scope(to.device());
+  if (depthwise_ring(g, transposed, from, w, bias, to)) return;
   const int bytes = static_cast<int>(size_of(to.dtype()));
   Arguments a{};
   a.plan = Plan(g, transposed, bytes);

@@ -12,6 +12,7 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
 
 namespace tapedeck::cu {
 
@@ -127,6 +128,7 @@ bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, 
 void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                          const Tensor& w) {
   const DeviceScope scope(w.device());
+  if (depthwise_ring_weight_grad(g, x, y, w)) return;
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   const int bytes = narrow(static_cast<std::int64_t>(size_of(w.dtype())));
   Arguments a{};

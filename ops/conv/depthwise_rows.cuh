@@ -1,4 +1,5 @@
-// Gradients of depthwise convolutions of common sizes, in nchw: rows of y in registers. depthwise_rows.cu.
+// Depthwise convolutions of common sizes: gradients in nchw, rows of y in registers (depthwise_rows.cu); all
+// three with channels last, rows in a ring in shared memory (depthwise_ring.cu).
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -11,6 +12,12 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, const Tensor& y, const Ten
                     const Tensor& x);
 /// The same for depthwise_weight_grad().
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                const Tensor& w);
+
+/// The same for depthwise_channels_last() and depthwise_channels_last_weight_grad().
+bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+                    const Tensor& bias, const Tensor& to);
+bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
 
 }  // namespace tapedeck::cu

@@ -45,19 +45,20 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 
 ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                          Layout to, bool has_wgmma) {
-  const bool nchw = from == Layout::nchw && to == Layout::nchw;
   const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
   Choice choice{
       direct_fits(g),
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
-      nchw && strip_fits(g, transposed, dtype)};
+      from == to && strip_fits(g, transposed, dtype, from)};
+  // Channels last, products of tiles need no transposes: what they lack is channels of a group.
+  const bool strips = choice.strip && (from == Layout::nchw || g.groups > 1);
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.strip && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
+  } else if (strips && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && (transposed || to_channels <= 16) &&
              (to_channels == 1 || (to == Layout::nchw && little))) {
@@ -75,10 +76,11 @@ ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, 
   Choice choice{
       direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
-      x == Layout::nchw && y == Layout::nchw && strip_weight_grad_fits(g, dtype)};
+      x == y && strip_weight_grad_fits(g, dtype, x)};
+  const bool strips = choice.strip && (x == Layout::nchw || g.groups > 1);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.strip && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
+  } else if (strips && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
     choice.natural = ConvAlgorithm::direct;
@@ -112,7 +114,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
                                         : depthwise(g, true, x, w, bias, y);
     }
     if (algorithm == ConvAlgorithm::direct) return direct(g, true, x, w, bias, y);
-    if (algorithm == ConvAlgorithm::strip) return strip_transposed(g, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::strip) {
+      return x.layout() == Layout::nhwc ? strip_transposed_channels_last(g, x, w, bias, y)
+                                        : strip_transposed(g, x, w, bias, y);
+    }
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y);
     }

@@ -24,8 +24,8 @@
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,
 //                depthwise_channels_last_weight_grad.cu).
-//   strip        nchw, little work a byte: rows in shared memory, products on tensor cores, whole rows are
-//                written (strip_plan.h); not float64.
+//   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
+//                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the

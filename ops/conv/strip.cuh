@@ -1,5 +1,5 @@
-// Kernels that memory bounds: few channels a group or a large stride, nchw. strip_transposed.cu,
-// strip_plain.cu, strip_weight_grad.cu.
+// Kernels that memory bounds: few channels a group or a large stride. strip_transposed.cu,
+// strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu.
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -7,19 +7,24 @@
 
 namespace tapedeck::cu {
 
-/// Whether these can compute a call on tensors of this type, all nchw.
+/// Whether these can compute a call on tensors of this type, all of one layout.
 bool strip_transposed_fits(const ConvTranspose2dGeometry& g, DType dtype);
-bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype);
-inline bool strip_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype) {
-  return transposed ? strip_transposed_fits(g, dtype) : strip_plain_fits(g, dtype);
+bool strip_transposed_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype);
+bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+inline bool strip_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout) {
+  if (!transposed) return strip_plain_fits(g, dtype, layout);
+  return layout == Layout::nchw ? strip_transposed_fits(g, dtype)
+                                : strip_transposed_channels_last_fits(g, dtype);
 }
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y);
+void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
+                                    const Tensor& bias, const Tensor& y);
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                  const Tensor& x);
 
-bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype);
+bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
 }  // namespace tapedeck::cu

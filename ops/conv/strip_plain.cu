@@ -59,7 +59,7 @@ struct Item {
 };
 
 /// kRows: of x that a row of y can meet.
-template <class T, int kParts, int kRows, int kM, int kN>
+template <class T, int kParts, bool kLast, int kRows, int kM, int kN>
 __global__ void __launch_bounds__(kThreads, 2)
     strip_plain_kernel(const __grid_constant__ PlainArguments call) {
   constexpr bool kSplit = kParts == 3 && kRows > 1;
@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   // What is copied next.
   const int chunk_channels = kept(p.chunk), chunks = kept(p.chunks), stages = kept(call.stages),
             stage_bytes = kept(call.stage_bytes);
-  RowCopy<T> copy(chunk_channels, 0, p.slot_of.count, plan.from_h, plan.from_w, p.pitch, p.copy, p.copies,
-                  p.copy_lanes, plan.from);
+  auto copy = copy_of<T, kLast>(p, 0, p.slot_of.count);
   const int step_h = kept(p.reach_h.step), step_w = kept(p.reach_w.step), low_w = kept(p.low_w);
   const std::int64_t chunk_stride = static_cast<std::int64_t>(chunk_channels) * plan.from.c;
   int next_index = first_item, next_chunk = 0, next_stage = 0;
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int i = 1; i < call.stages; ++i) copy_next();
 
   for (int e = threadIdx.x; e < call.steps * kStep; e += kThreads) {
-    const int k = e / kStep * kStep + e % kStep / 2 + e % 2 * 4;
+    const int k = p.element_of(e / kStep, e % kStep / 2, e % 2);
     offsets[e] = (kRows == 1 ? p.offset(0, 0, k) : p.row_offset(k)) * p.bytes;
   }
   // [chunk][tap along h][step][8 channels][thread]; where a row of x meets one group of y's only, its taps
@@ -127,12 +126,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int e = threadIdx.x; e < p.chunks * taps * of_tap; e += kThreads) {
     const int lane = e % 32, tap = e / of_tap, rest = (e - tap * of_tap) / 32, chunk = tap / taps;
     const auto read = [&](int half) {
-      const int k = rest / all_n * kStep + lane % 4 + half, m = first + rest % all_n * 8 + lane / 4;
+      const int k = p.element_of(rest / all_n, lane % 4, half),
+                m = first + channel_of<kN, kLast>(rest % all_n, lane / 4);
       const std::int64_t at = kRows == 1 ? p.weight(group, chunk, 0, 0, k, m)
                                          : p.row_weight(group, chunk, tap - chunk * taps, k, m);
       return at < 0 ? 0.0f : convert<float>(static_cast<const T*>(call.w)[at]);
     };
-    weights[e] = W::make(read(0), read(4));
+    weights[e] = W::make(read(0), read(1));
   }
   if (static_cast<int>(threadIdx.x) < all_n * 8) {
     const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, pixel = warp / call.columns * (kM * kPixels) + g;
-  const int step_bytes = step_w * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
+  const int step_bytes = step_w * (kLast ? kStep : 1) * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
   const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))),
             slots = kept(kRows == 1 ? 1 : p.slot_of.count), groups = kept(p.slot_of.groups),
             weight_step = kept(all_n * 32);
@@ -184,13 +184,8 @@ __global__ void __launch_bounds__(kThreads, 2)
             const int2 at = table[s * 4];
             Fragment<T, kParts, 4> a[kM];
 #pragma unroll
-            for (int m = 0; m < kM; ++m) {
-              const unsigned x = pixels + m * 2 * half + at.x, y = pixels + m * 2 * half + at.y;
-              a[m].set(0, load<T>(x));
-              a[m].set(1, load<T>(x + half));
-              a[m].set(2, load<T>(y));
-              a[m].set(3, load<T>(y + half));
-            }
+            for (int m = 0; m < kM; ++m)
+              a[m] = load_pixels<T, kParts, kLast>(pixels + m * 2 * half, half, at);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
               if (!kAll && !meets[r]) continue;
@@ -227,17 +222,40 @@ __global__ void __launch_bounds__(kThreads, 2)
                       static_cast<std::int64_t>(channel) * plan.to.c +
                       static_cast<std::int64_t>(row) * plan.to.h +
                       static_cast<std::int64_t>(item.b + pixel) * plan.to.w;
+        if constexpr (kLast) {
+          // Neighbouring channels of a thread's are written at once: 32 bytes and more of four threads.
+          constexpr int kVector = kN % 2 == 0 ? 4 : 2;
 #pragma unroll
-        for (int m = 0; m < kM; ++m)
+          for (int m = 0; m < kM; ++m)
 #pragma unroll
-          for (int n = 0; n < kN; ++n)
+            for (int k = 0; k < 2; ++k) {
+              const int b = m * kPixels + k * 8;
+              if (item.b + pixel + b >= p.to_w) continue;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              const int c = (warp_n + n) * 8 + t * 2 + k % 2, b = m * kPixels + k / 2 * 8;
-              if (c >= channels || item.b + pixel + b >= p.to_w) continue;
-              to[static_cast<std::int64_t>(c) * plan.to.c + b * plan.to.w] =
-                  convert<T>(sums[kRows - 1].values[m][n][k] + bias[c]);
+              for (int n = 0; n < kN; n += kVector / 2) {
+                const int c = (warp_n + n) * 8 + t * kVector;
+                if (c >= channels) continue;
+                Pack<T, kVector> pack;
+#pragma unroll
+                for (int v = 0; v < kVector; ++v)
+                  pack.values[v] =
+                      convert<T>(sums[kRows - 1].values[m][n + v / 2][k * 2 + v % 2] + bias[c + v]);
+                *reinterpret_cast<Pack<T, kVector>*>(to + b * plan.to.w + c) = pack;
+              }
             }
+        } else {
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+#pragma unroll
+            for (int n = 0; n < kN; ++n)
+#pragma unroll
+              for (int k = 0; k < 4; ++k) {
+                const int c = (warp_n + n) * 8 + t * 2 + k % 2, b = m * kPixels + k / 2 * 8;
+                if (c >= channels || item.b + pixel + b >= p.to_w) continue;
+                to[static_cast<std::int64_t>(c) * plan.to.c + b * plan.to.w] =
+                    convert<T>(sums[kRows - 1].values[m][n][k] + bias[c]);
+              }
+        }
       }
 #pragma unroll
       for (int r = kRows - 1; r > 0; --r) sums[r] = sums[r - 1];
@@ -251,10 +269,11 @@ struct Configuration {
 };
 
 /// The arguments but for tensors and strides, and the kernel; `m` is 0 where nothing fits.
-Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy, PlainArguments& best) {
+Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int copy,
+                           PlainArguments& best) {
   const int bytes = static_cast<int>(size_of(dtype));
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
-  const Strip start(g, false, bytes);
+  const Strip start(g, false, bytes, last);
   const int channels = start.plan.to_channels, taps = start.plan.kernel_h, met = start.slot_of.groups + 1;
   Configuration chosen;
   if (met > kMostRows) return chosen;
@@ -269,6 +288,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
     const int chunk = kChunks[choice / 2], m = choice % 2 + 1, columns = kPixels * m * kWarps / side;
     if (m == 2 && chosen.rows > 1) continue;
     if (chunk > start.plan.from_channels) break;
+    if (last && chunk % kStep != 0) continue;
     PlainArguments a{};
     Strip& p = a.strip;
     p = start;
@@ -293,7 +313,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
     }
     if (a.stages < 2) continue;
     a.stages = std::min(a.stages, kMostStages);
-    const double row = p.copies * p.copy + 64.0 / bytes;
+    const double row = p.copies * p.copy + (last ? 0 : 64.0 / bytes);
     const double read = row / columns * p.slot_of.count * waiting(a.stage_bytes, blocks * (a.stages - 1));
     const double work =
         static_cast<double>(a.steps) / chunk * (met == 1 ? 1 : p.slot_of.count) * (m == 1 ? 4 : 3.5);
@@ -330,16 +350,16 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int co
   return chosen;
 }
 
-template <class T, int kParts, int kRows, int kM, int kN>
+template <class T, int kParts, bool kLast, int kRows, int kM, int kN>
 void launch(const PlainArguments& a, Device device) {
   const int bytes = a.ring + a.stages * a.stage_bytes;
-  conv_gemm::allow_shared_memory(strip_plain_kernel<T, kParts, kRows, kM, kN>, bytes);
+  conv_gemm::allow_shared_memory(strip_plain_kernel<T, kParts, kLast, kRows, kM, kN>, bytes);
   const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
   const std::int64_t resident =
       multiprocessors(device) * std::int64_t{std::min(2, kMostShared / (bytes + 1024))};
   const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.items);
   const std::int64_t turns = ceil_div(a.items, most);  // equal ones
-  strip_plain_kernel<T, kParts, kRows, kM, kN>
+  strip_plain_kernel<T, kParts, kLast, kRows, kM, kN>
       <<<grid_size("conv", ceil_div(a.items, turns) * combinations), kThreads,
          static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
   check_launch("conv: strip");
@@ -347,37 +367,37 @@ void launch(const PlainArguments& a, Device device) {
 
 }  // namespace
 
-bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   PlainArguments a;
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16, a).m > 0;
+  const bool last = layout == Layout::nhwc;
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
+         (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, a).m > 0;
 }
 
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                  const Tensor& x) {
   const DeviceScope scope(x.device());
   PlainArguments a;
+  const bool last = y.layout() == Layout::nhwc;
   const Configuration chosen =
-      arguments_of(g, x.dtype(), copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))), a);
+      arguments_of(g, x.dtype(), last, copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))), a);
   a.strip.plan.from = ImageStrides(y.strides());
   a.strip.plan.to = ImageStrides(x.strides());
   a.y = y.raw();
   a.w = w.raw();
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.x = x.raw();
+  const auto choose_rows = [&]<class T, int kParts, bool kLast, int kN>() {
+    if (chosen.rows == 1 && chosen.m == 1) return launch<T, kParts, kLast, 1, 1, kN>(a, x.device());
+    if (chosen.rows == 1) return launch<T, kParts, kLast, 1, 2, kN>(a, x.device());
+    if (chosen.rows == 2) return launch<T, kParts, kLast, 2, 1, kN>(a, x.device());
+    launch<T, kParts, kLast, 3, 1, kN>(a, x.device());
+  };
   const auto choose = [&]<class T, int kParts>() {
-    if (chosen.rows == 1 && chosen.m == 1) {
-      return chosen.n == 1 ? launch<T, kParts, 1, 1, 1>(a, x.device())
-                           : launch<T, kParts, 1, 1, 2>(a, x.device());
-    }
-    if (chosen.rows == 1) {
-      return chosen.n == 1 ? launch<T, kParts, 1, 2, 1>(a, x.device())
-                           : launch<T, kParts, 1, 2, 2>(a, x.device());
-    }
-    if (chosen.rows == 2) {
-      return chosen.n == 1 ? launch<T, kParts, 2, 1, 1>(a, x.device())
-                           : launch<T, kParts, 2, 1, 2>(a, x.device());
-    }
-    chosen.n == 1 ? launch<T, kParts, 3, 1, 1>(a, x.device()) : launch<T, kParts, 3, 1, 2>(a, x.device());
+    if (last && chosen.n == 1) return choose_rows.template operator()<T, kParts, true, 1>();
+    if (last) return choose_rows.template operator()<T, kParts, true, 2>();
+    if (chosen.n == 1) return choose_rows.template operator()<T, kParts, false, 1>();
+    choose_rows.template operator()<T, kParts, false, 2>();
   };
   if (x.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
   if (x.dtype() == DType::float16) return choose.template operator()<float16, 1>();

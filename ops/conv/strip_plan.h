@@ -4,7 +4,8 @@
 // `to` and column w[j].to + b*w[j].to_step. A tile has `rows` x `columns` results of every phase, so a
 // rectangle of `to` without gaps, and the rows of `from` that taps bring to it are in shared memory:
 //
-//   [slot of a row][channel][column], zeros outside the image.
+//   [slot of a row][channel][column], zeros outside the image; channels last:
+//   [slot of a row][8 channels][column][channel of these].
 //
 // Rows that no tap reaches have no slot: (row - low) mod step is one of `residues`. Sums are products of 16
 // pixels and 8 channels in steps of 8 of k = (tap, channel). What k is, is a table of offsets in shared
@@ -91,10 +92,10 @@ struct Tile {
 
 struct Strip {
   Strip() = default;
-  /// `step_w_words`: what neighbouring channels are apart in shared memory, in words of 4 bytes modulo 16.
-  Strip(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes)
+  Strip(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, bool channels_last = false)
       : plan(g, transposed, element_bytes),
         bytes(element_bytes),
+        pixel(channels_last ? kStep : 1),
         to_h(static_cast<int>(transposed ? g.h.out : g.h.in)),
         to_w(static_cast<int>(transposed ? g.w.out : g.w.in)),
         reach_h(plan.h),
@@ -103,20 +104,23 @@ struct Strip {
 
   /// Of a tile and of the channels of `from` that are in shared memory at once. `copy_bytes`: of one copy, to
   /// which the rows of `from` are aligned; `modulus`, `remainder`: what the words between channels are.
+  /// Channels last copy whole pixels, of a multiple of 8 channels.
   void set_tile(int tile_rows, int tile_columns, int chunk_channels, int copy_bytes, int modulus,
                 int remainder) {
     rows = tile_rows, columns = tile_columns;
     chunk = chunk_channels;
     chunks = (plan.from_channels + chunk - 1) / chunk;
     by_chunk = Divider(chunk);
-    copy = copy_bytes / bytes;
+    copy = pixel == 1 ? copy_bytes / bytes : 1;
     low_w = static_cast<int>(ConvAxis::floor_div(reach_w.low, copy)) * copy;
     const int need = reach_w.high - low_w + 1 + (columns - 1) * reach_w.step;
     copies = (need + copy - 1) / copy;
-    const int unit = 4 / bytes, least = (copies * copy + unit - 1) / unit;  // words
+    const int unit = 4 / bytes, least = (copies * copy * pixel + unit - 1) / unit;  // words
+    // Channels last: a warp's copies, of 16 bytes of neighbouring 8 channels, meet different banks.
+    if (pixel > 1) modulus = 32, remainder = 8 * bytes / 4;
     pitch = (least + (modulus + remainder - least % modulus) % modulus) * unit;
     slots = slot_of.of_rows(rows);
-    slot_pitch = chunk * pitch;
+    slot_pitch = (pixel == 1 ? chunk : chunk / pixel) * pitch;
     tiles_w = std::max(1, (reach_w.most + columns - 1) / columns);
     tiles_h = std::max(1, (reach_h.most + rows - 1) / rows);
     copy_lanes = 4;
@@ -134,7 +138,7 @@ struct Strip {
   /// Elements of `from` that are read for each of a channel and a result of a phase: once from memory, and
   /// what tiles share once more from the cache.
   double read() const {
-    const double row = copies * copy + 64.0 / bytes;  // rows begin and end in a sector
+    const double row = copies * copy + (pixel == 1 ? 64.0 / bytes : 0);  // rows begin and end in a sector
     const double all = static_cast<double>(slots) / rows * row / columns,
                  once = static_cast<double>(slot_of.count) * reach_w.step;
     return once + 0.7 * (all - once);
@@ -158,6 +162,15 @@ struct Strip {
     int jh, jw, channel;
   };
   TAPEDECK_HD int count(int i, int j) const { return plan.taps(i, j) * chunk; }
+  /// Where a channel begins in a slot.
+  TAPEDECK_HD int channel_offset(int c) const {
+    return pixel == 1 ? c * pitch : c / kStep * pitch + c % kStep;
+  }
+  /// The element of k that thread t of 4 multiplies as the first and second half of a step: channels last,
+  /// neighbours.
+  TAPEDECK_HD int element_of(int step, int t, int half) const {
+    return step * kStep + (pixel == 1 ? t + half * (kStep / 2) : t * 2 + half);
+  }
   TAPEDECK_HD Element element(int j, int k) const {
     const int tap = by_chunk.divide(k), jh = plan.taps_w[j].divide(tap);
     return {jh, plan.taps_w[j].modulo(tap, jh), by_chunk.modulo(k, tap)};
@@ -167,8 +180,8 @@ struct Strip {
   TAPEDECK_HD int offset(int i, int j, int k) const {
     const PhaseAxis &h = plan.h.phase[i], &w = plan.w.phase[j];
     const Element e = element(j, k < count(i, j) ? k : 0);
-    return slot_of.slot(h.from + e.jh * h.tap_from_step) * slot_pitch + e.channel * pitch + w.from +
-           e.jw * w.tap_from_step - low_w;
+    return slot_of.slot(h.from + e.jh * h.tap_from_step) * slot_pitch + channel_offset(e.channel) +
+           (w.from + e.jw * w.tap_from_step - low_w) * pixel;
   }
   // Of tiles that go down rows group by group (strip_plain.cu), `slot_of.count` rows at once: element k of a
   // row is (tap along w, channel), and tap kh of result a meets row `slot % count` of group a + slot / count.
@@ -178,7 +191,7 @@ struct Strip {
     const int jw = by_chunk.divide(k < row_elements() ? k : 0),
               c = k < row_elements() ? by_chunk.modulo(k, jw) : 0;
     const PhaseAxis& w = plan.w.phase[0];
-    return c * pitch + w.from + jw * w.tap_from_step - low_w;
+    return channel_offset(c) + (w.from + jw * w.tap_from_step - low_w) * pixel;
   }
   TAPEDECK_HD std::int64_t row_weight(int group, int chunk_index, int kh, int k, int m) const {
     return k < row_elements() ? weight(group, chunk_index, 0, 0, kh * row_elements() + k, m) : -1;
@@ -190,7 +203,7 @@ struct Strip {
 
   /// What result (a, b) of a tile adds to it.
   TAPEDECK_HD int result_offset(int a, int b) const {
-    return a * slot_of.count * slot_pitch + b * reach_w.step;
+    return a * slot_of.count * slot_pitch + b * reach_w.step * pixel;
   }
   /// Its weight for channel m of `to` of the group, or -1 where there is none.
   TAPEDECK_HD std::int64_t weight(int group, int chunk_index, int i, int j, int k, int m) const {
@@ -204,6 +217,7 @@ struct Strip {
 
   Plan plan;
   int bytes = 4;  // of an element
+  int pixel = 1;  // elements between neighbouring columns in shared memory
   int to_h = 0, to_w = 0;
   Reach reach_h, reach_w;
   Slots slot_of;
@@ -222,6 +236,11 @@ struct Strip {
 /// their way at once: memory brings 16 KB in the time until a copy's first bytes come.
 inline double waiting(int bytes, int on_way) {
   return std::max(1.0, (1 + (16 << 10) / static_cast<double>(bytes)) / on_way);
+}
+
+/// Whether channels last have whole steps of channels.
+inline bool channels_last_fits(const ConvTranspose2dGeometry& g) {
+  return g.group_ci() % kStep == 0 && g.group_co() % kStep == 0;
 }
 
 /// The largest of 16, 8, 4, ... bytes that rows and planes of a row-major tensor of images are aligned to.

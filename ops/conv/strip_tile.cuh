@@ -117,6 +117,71 @@ class RowCopy {
   int lane_, slot_, channel_, step_;  // of this thread; threads of a block that start a row each
 };
 
+/// The same of a tensor with channels last, 16 bytes of a pixel at once, to [row][8
+/// channels][column][channel].
+template <class T>
+class PixelCopy {
+ public:
+  /// `channels` that shared memory has, a multiple of 8, `existing` that the tensor has of these; `pitch`
+  /// between 8 of them in shared memory; `columns` and `rows` to copy.
+  __device__ PixelCopy(int channels, int existing, int rows, int height, int width, int pitch, int columns,
+                       const ImageStrides& strides)
+      : exist(existing),
+        rows_(kept(rows)),
+        height_(kept(height)),
+        width_(kept(width)),
+        columns_(kept(columns)),
+        slot_pitch_(kept(channels / kStep * pitch)),
+        stride_w_(kept(strides.w)),
+        stride_h_(kept(strides.h)) {
+    const int pieces = channels / kElements, piece = static_cast<int>(threadIdx.x) % pieces;
+    column_ = static_cast<int>(threadIdx.x) / pieces;
+    step_ = kThreads / pieces;
+    channel_ = piece * kElements;
+    to_ = channel_ / kStep * pitch + channel_ % kStep;
+    if (column_ >= step_) rows_ = 0;  // a thread that is left over
+  }
+
+  template <class Row>
+  __device__ __forceinline__ void start(T* to, const T* from, int first_column, Row row) const {
+    int slot = 0, column = column_;
+    const unsigned shared = shared_address(to + to_);
+    const T* const source = from + channel_;
+    while (true) {
+      while (column >= columns_) column -= columns_, ++slot;
+      if (slot >= rows_) return;
+      const int y = row(slot), x = first_column + column;
+      const bool exists = static_cast<unsigned>(y) < static_cast<unsigned>(height_) &&
+                          static_cast<unsigned>(x) < static_cast<unsigned>(width_) && channel_ < exist;
+      copy_or_zero<16>(
+          shared + static_cast<unsigned>(slot * slot_pitch_ + column * kStep) * sizeof(T),
+          source + static_cast<std::int64_t>(y) * stride_h_ + static_cast<std::int64_t>(x) * stride_w_,
+          exists);
+      column += step_;
+    }
+  }
+
+  int exist;
+
+ private:
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+  int rows_, height_, width_, columns_, slot_pitch_, stride_w_, stride_h_;
+  int column_, channel_, step_, to_;  // of this thread
+};
+
+/// The copy of a strip's rows, and of as many rows of something else that is as wide.
+template <class T, bool kLast>
+using Copy = std::conditional_t<kLast, PixelCopy<T>, RowCopy<T>>;
+template <class T, bool kLast>
+__device__ __forceinline__ Copy<T, kLast> copy_of(const Strip& p, int existing, int rows) {
+  if constexpr (kLast) {
+    return {p.chunk, existing, rows, p.plan.from_h, p.plan.from_w, p.pitch, p.copies, p.plan.from};
+  } else {
+    return {p.chunk, existing, rows,     p.plan.from_h, p.plan.from_w,
+            p.pitch, p.copy,   p.copies, p.copy_lanes,  p.plan.from};
+  }
+}
+
 /// The element at an address in shared memory: one addition less than with a pointer and an index.
 template <class T>
 __device__ __forceinline__ float load(unsigned address) {
@@ -128,6 +193,25 @@ __device__ __forceinline__ float load(unsigned address) {
     unsigned short x;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address));
     return convert<float>(__builtin_bit_cast(T, x));
+  }
+}
+
+/// Two neighbours, aligned.
+template <class T>
+__device__ __forceinline__ float2 load_two(unsigned address) {
+  if constexpr (std::is_same_v<T, float>) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+    return x;
+  } else {
+    std::uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+    } else {
+      return {convert<float>(__builtin_bit_cast(T, static_cast<unsigned short>(x))),
+              convert<float>(__builtin_bit_cast(T, static_cast<unsigned short>(x >> 16)))};
+    }
   }
 }
 
@@ -153,6 +237,38 @@ struct Fragment {
   }
   std::uint32_t large[N], small[kParts == 3 ? N : 1];
 };
+
+/// The elements of a step of a thread's two pixels, of which the second is `half` bytes further; `at`: of the
+/// two elements of k, or of the first of two neighbours.
+template <class T, int kParts, bool kLast>
+__device__ __forceinline__ Fragment<T, kParts, 4> load_pixels(unsigned pixel, int half, const int2& at) {
+  Fragment<T, kParts, 4> a;
+  if constexpr (kLast) {
+    const float2 x = load_two<T>(pixel + at.x), y = load_two<T>(pixel + at.x + half);
+    a.set(0, x.x);
+    a.set(1, y.x);
+    a.set(2, x.y);
+    a.set(3, y.y);
+  } else {
+    const unsigned x = pixel + at.x, y = pixel + at.y;
+    a.set(0, load<T>(x));
+    a.set(1, load<T>(x + half));
+    a.set(2, load<T>(y));
+    a.set(3, load<T>(y + half));
+  }
+  return a;
+}
+
+/// The channel of `to` that column n of 8 channels of a block is. Channels last, of two times 8 a thread's
+/// four are neighbours.
+template <int kN, bool kLast>
+__device__ __forceinline__ int channel_of(int tile, int n) {
+  if constexpr (kLast && kN % 2 == 0) {
+    return tile / 2 * 16 + n / 2 * 4 + tile % 2 * 2 + n % 2;
+  } else {
+    return tile * 8 + n;
+  }
+}
 
 /// The weights of two elements of k in shared memory, as they are or in their parts.
 template <class T, int kParts, bool kSplit>
@@ -210,7 +326,7 @@ __device__ __forceinline__ void add_sums(Sums<kM, kN>& to, const Sums<kM, kN>& f
 /// sums += products of `steps` steps. `pixels`: addresses in shared memory of this thread's first pixel of
 /// each 16, the other being `half` bytes further; `offsets`: the table's row of this thread, in bytes, of (k,
 /// k + 4) for k = l%4; `weights`: this thread's of the first 8 channels, `pitch` apart from step to step.
-template <class T, int kParts, int kM, int kN>
+template <class T, int kParts, bool kLast, int kM, int kN>
 __device__ __forceinline__ void multiply_steps(Sums<kM, kN>& sums, const unsigned (&pixels)[kM], int half,
                                                const int2* offsets, const float2* weights, int pitch,
                                                int steps) {
@@ -219,13 +335,7 @@ __device__ __forceinline__ void multiply_steps(Sums<kM, kN>& sums, const unsigne
     offsets += 4;
     Fragment<T, kParts, 4> a[kM];
 #pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      const unsigned x = pixels[i] + at.x, y = pixels[i] + at.y;
-      a[i].set(0, load<T>(x));
-      a[i].set(1, load<T>(x + half));
-      a[i].set(2, load<T>(y));
-      a[i].set(3, load<T>(y + half));
-    }
+    for (int i = 0; i < kM; ++i) a[i] = load_pixels<T, kParts, kLast>(pixels[i], half, at);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const float2 w = weights[j * 32];
@@ -258,14 +368,14 @@ __device__ __forceinline__ void make_offsets(const Strip& p, int* offsets) {
     int phase = 0;
     while (p.step_begin[phase + 1] <= step) ++phase;
     offsets[e] = p.offset(phase / p.plan.w.count, phase % p.plan.w.count,
-                          (step - p.step_begin[phase]) * kStep + t + half * 4) *
+                          p.element_of(step - p.step_begin[phase], t, half)) *
                  p.bytes;
   }
 }
 
 /// Fills the weights of a group and `tiles` * 8 channels of `to` from `first` on, as multiply_steps() wants
-/// them: [chunk][step][8 channels][thread] of two elements of k, 4 apart.
-template <class T>
+/// them: [chunk][step][8 channels][thread] of two elements of k.
+template <class T, int kN, bool kLast>
 __device__ __forceinline__ void make_weights(const Strip& p, const T* w, int group, int first, int tiles,
                                              float* weights) {
   const int of_step = tiles * 64, all = p.chunks * p.steps * of_step;
@@ -275,9 +385,9 @@ __device__ __forceinline__ void make_weights(const Strip& p, const T* w, int gro
     const int chunk = step / p.steps, of_chunk = step - chunk * p.steps;
     int phase = 0;
     while (p.step_begin[phase + 1] <= of_chunk) ++phase;
-    const int k = (of_chunk - p.step_begin[phase]) * kStep + lane % 4 + rest % 2 * 4;
+    const int k = p.element_of(of_chunk - p.step_begin[phase], lane % 4, rest % 2);
     const std::int64_t at = p.weight(group, chunk, phase / p.plan.w.count, phase % p.plan.w.count, k,
-                                     first + rest / 64 * 8 + lane / 4);
+                                     first + channel_of<kN, kLast>(rest / 64, lane / 4));
     weights[e] = at < 0 ? 0.0f : convert<float>(w[at]);
   }
 }

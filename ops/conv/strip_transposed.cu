@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int group = combination / call.blocks, first = (combination - group * call.blocks) * kN * 8;
   const int channels = min(kN * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
   make_offsets(p, offsets);
-  make_weights(p, static_cast<const T*>(call.w), group, first, kN, weights);
+  make_weights<T, kN, false>(p, static_cast<const T*>(call.w), group, first, kN, weights);
   if (threadIdx.x < kN * 8) {
     const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
     bias[threadIdx.x] =
@@ -148,8 +148,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int first_pixel = warp % parts_w * (kM * kPixels) + g, first_unit = warp / parts_w,
             unit_step = kWarps / parts_w;
   const unsigned x_address = shared_address(x_tile) + first_pixel * static_cast<int>(sizeof(T));
-  const RowCopy<T> copy(p.chunk, plan.from_channels, p.slots, plan.from_h, plan.from_w, p.pitch, p.copy,
-                        p.copies, p.copy_lanes, plan.from);
+  const auto copy = copy_of<T, false>(p, plan.from_channels, p.slots);
   const int low_h = kept(p.slot_of.low);
   const T* const from =
       static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels * plan.from.c;
@@ -212,10 +211,10 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
 #pragma unroll
           for (int m = 0; m < kM; ++m)
             pixels[m] = x_address + entry.x + m * kPixels * static_cast<int>(sizeof(T));
-          multiply_steps<T, kParts>(sums, pixels, 8 * static_cast<int>(sizeof(T)),
-                                    reinterpret_cast<const int2*>(offsets) + phase.begin * 4 + t,
-                                    reinterpret_cast<const float2*>(weights) + phase.begin * kN * 32 + lane,
-                                    kN * 32, phase.steps);
+          multiply_steps<T, kParts, false>(
+              sums, pixels, 8 * static_cast<int>(sizeof(T)),
+              reinterpret_cast<const int2*>(offsets) + phase.begin * 4 + t,
+              reinterpret_cast<const float2*>(weights) + phase.begin * kN * 32 + lane, kN * 32, phase.steps);
           T* const to = stage + staged * kept_channels * staged_pitch + phase.to + first_pixel * step_w;
 #pragma unroll
           for (int n = 0; n < kN; ++n)

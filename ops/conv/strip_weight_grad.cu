@@ -43,7 +43,7 @@ struct WeightGradArguments {
   std::int64_t count;     // of weights
 };
 
-template <class T, int kParts, int kM, int kN>
+template <class T, int kParts, bool kLast, int kM, int kN>
 __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
     strip_weight_grad_kernel(const __grid_constant__ WeightGradArguments call) {
   extern __shared__ uint4 shared[];
@@ -67,10 +67,16 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
                      static_cast<std::int64_t>(group * plan.to_channels + x_first) * call.x_strides.c;
 
   const int stages = kept(call.stages), stage_bytes = kept(call.stage_bytes), x_at = kept(call.x_at);
-  const RowCopy<T> copy_y(p.chunk, y_channels, p.slots, plan.from_h, plan.from_w, p.pitch, p.copy, p.copies,
-                          p.copy_lanes, plan.from);
-  const RowCopy<T> copy_x(call.x_channels, min(call.x_channels, plan.to_channels - x_first), p.rows, p.to_h,
-                          p.to_w, call.x_pitch, call.x_copy, call.x_copies, call.x_lanes, call.x_strides);
+  const auto copy_y = copy_of<T, kLast>(p, y_channels, p.slots);
+  const auto copy_x = [&]() -> Copy<T, kLast> {
+    const int existing = min(call.x_channels, plan.to_channels - x_first);
+    if constexpr (kLast) {
+      return {call.x_channels, existing, p.rows, p.to_h, p.to_w, call.x_pitch, p.columns, call.x_strides};
+    } else {
+      return {call.x_channels, existing,    p.rows,        p.to_h,       p.to_w,
+              call.x_pitch,    call.x_copy, call.x_copies, call.x_lanes, call.x_strides};
+    }
+  }();
   int* const slot_rows = reinterpret_cast<int*>(offsets + kM * 8);
   for (int slot = threadIdx.x; slot < p.slots; slot += kThreads) slot_rows[slot] = p.slot_of.row(slot);
   __syncthreads();
@@ -100,10 +106,11 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, warp_p = warp / call.columns, warps_p = kWarps / call.columns;
-  const int step_bytes = p.reach_w.step * static_cast<int>(sizeof(T));
+  constexpr int kPixel = kLast ? kStep : 1;  // elements between columns
+  const int step_bytes = p.reach_w.step * kPixel * static_cast<int>(sizeof(T));
   const int steps_of_row = kept(p.columns / 8), groups = kept(p.rows * steps_of_row / kGroup);
   const int row_bytes = kept(p.result_offset(1, 0) * p.bytes), x_pitch = kept(call.x_pitch),
-            x_row = kept(call.x_channels * call.x_pitch);
+            x_8 = kept(kLast ? call.x_pitch : 8 * call.x_pitch), x_row = kept(call.x_channels / 8 * x_8);
   const int tiles_m = (call.rows + kPixels - 1) / kPixels;
 
   constexpr int kAtOnce = kM % 5 == 0 ? 5 : 4;
@@ -122,7 +129,8 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
     const char* const at = memory + call.ring + stage * stage_bytes;
     if (++stage == stages) stage = 0;
     const unsigned y_tile = shared_address(at) + t * step_bytes;
-    const T* const x_tile = reinterpret_cast<const T*>(at + call.x_at) + (warp_n * 8 + g) * x_pitch + t;
+    const T* const x_tile = reinterpret_cast<const T*>(at + call.x_at) + warp_n * x_8 +
+                            (kLast ? t * kPixel + g : g * x_pitch + t);
     for (int i = warp_p; i < groups; i += warps_p) {
       Fragment<T, kParts, 2> b[kGroup][kN];
       unsigned windows[kGroup];
@@ -130,11 +138,11 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
       for (int s = 0; s < kGroup; ++s) {
         const int step = i * kGroup + s, row = step / steps_of_row, column = (step - row * steps_of_row) * 8;
         windows[s] = y_tile + row * row_bytes + column * step_bytes;
-        const T* const from = x_tile + row * x_row + column;
+        const T* const from = x_tile + row * x_row + column * kPixel;
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
-          b[s][n].set(0, convert<float>(from[n * 8 * x_pitch]));
-          b[s][n].set(1, convert<float>(from[n * 8 * x_pitch + 4]));
+          b[s][n].set(0, convert<float>(from[n * x_8]));
+          b[s][n].set(1, convert<float>(from[n * x_8 + 4 * kPixel]));
         }
       }
       // Some rows of 16 at once, so that loads of the next are under way; past the last is what is not
@@ -200,10 +208,10 @@ struct Configuration {
 constexpr Configuration kConfigurations[] = {{16, 1}, {10, 2}, {4, 2}};
 
 /// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
-Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int y_copy, int x_copy,
+Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int y_copy, int x_copy,
                            WeightGradArguments& best) {
   const int bytes = static_cast<int>(size_of(dtype));
-  const Strip start(g, false, bytes);
+  const Strip start(g, false, bytes, last);
   const int ci = start.plan.to_channels, co = start.plan.from_channels, taps = start.plan.taps(0, 0);
   Configuration chosen;
   double least = 0;
@@ -211,8 +219,10 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int y_
     int side = 1;
     while (side < 4 && side * c.n * 8 < ci) side *= 2;
     if (c.m * kPixels < taps) continue;
-    const int y_blocks = static_cast<int>(ceil_div(co, c.m * kPixels / taps)),
-              y_channels = static_cast<int>(ceil_div(co, y_blocks));
+    const int unit = last ? kStep : 1, most_channels = c.m * kPixels / taps / unit * unit;
+    if (most_channels == 0) continue;
+    const int y_blocks = static_cast<int>(ceil_div(co, most_channels)),
+              y_channels = static_cast<int>(ceil_div(ceil_div(co, y_blocks), unit)) * unit;
     if (y_channels < 4 && y_channels < co) continue;
     for (int columns : {8, 16, 32, 64, 128}) {
       for (int rows : {1, 2, 4, 8, 16}) {
@@ -230,10 +240,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int y_
         a.x_copies = static_cast<int>(ceil_div(columns, a.x_copy));
         a.x_lanes = 4;
         while (a.x_lanes < 32 && a.x_lanes < a.x_copies) a.x_lanes *= 2;
-        a.x_pitch = (columns * bytes / 4 + (8 + 4 - columns * bytes / 4 % 8) % 8) * 4 / bytes;
+        a.x_pitch = last ? columns * kStep + kStep
+                         : (columns * bytes / 4 + (8 + 4 - columns * bytes / 4 % 8) % 8) * 4 / bytes;
         const auto align = [](int n) { return (n + 127) / 128 * 128; };
         a.x_at = align(p.tile_bytes());
-        a.stage_bytes = align(a.x_at + rows * a.x_channels * a.x_pitch * bytes);
+        a.stage_bytes = align(a.x_at + rows * a.x_channels / (last ? kStep : 1) * a.x_pitch * bytes);
         a.offsets = 0;
         a.ring = align((c.m * kPixels + p.slots) * 4);
         const int blocks = c.m * c.n <= 16 ? 2 : 1;
@@ -267,12 +278,12 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int y_
   return chosen;
 }
 
-template <class T, int kParts, int kM, int kN>
+template <class T, int kParts, bool kLast, int kM, int kN>
 void launch(const WeightGradArguments& a, Device device) {
   const int bytes = a.ring + a.stages * a.stage_bytes;
-  conv_gemm::allow_shared_memory(strip_weight_grad_kernel<T, kParts, kM, kN>, bytes);
+  conv_gemm::allow_shared_memory(strip_weight_grad_kernel<T, kParts, kLast, kM, kN>, bytes);
   const std::int64_t blocks = std::int64_t{a.splits} * a.y_blocks * a.x_blocks * a.strip.plan.groups;
-  strip_weight_grad_kernel<T, kParts, kM, kN>
+  strip_weight_grad_kernel<T, kParts, kLast, kM, kN>
       <<<grid_size("conv", blocks), kThreads, static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
   check_launch("conv: strip weight gradient");
 }
@@ -292,17 +303,20 @@ void add_parts(const WeightGradArguments& a, const Tensor& w) {
 
 }  // namespace
 
-bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   WeightGradArguments a;
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16, 16, a).m > 0;
+  const bool last = layout == Layout::nhwc;
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
+         (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, 16, a).m > 0;
 }
 
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const DeviceScope scope(w.device());
   const int bytes = static_cast<int>(size_of(w.dtype()));
+  const bool last = y.layout() == Layout::nhwc;
   WeightGradArguments a;
-  const Configuration chosen =
-      arguments_of(g, w.dtype(), copy_bytes(y.raw(), g.w.out, bytes), copy_bytes(x.raw(), g.w.in, bytes), a);
+  const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),
+                                            copy_bytes(x.raw(), g.w.in, bytes), a);
   a.strip.plan.from = ImageStrides(y.strides());
   a.x_strides = ImageStrides(x.strides());
   a.x = x.raw();
@@ -311,14 +325,14 @@ void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   const Workspace<float> parts(w.device(), a.splits * count);
   a.parts = parts.data();
   a.count = count;
+  const auto choose_size = [&]<class T, int kParts, bool kLast>() {
+    if (chosen.m == 16) return launch<T, kParts, kLast, 16, 1>(a, w.device());
+    if (chosen.m == 10) return launch<T, kParts, kLast, 10, 2>(a, w.device());
+    launch<T, kParts, kLast, 4, 2>(a, w.device());
+  };
   const auto choose = [&]<class T, int kParts>() {
-    if (chosen.m == 16) {
-      launch<T, kParts, 16, 1>(a, w.device());
-    } else if (chosen.m == 10) {
-      launch<T, kParts, 10, 2>(a, w.device());
-    } else {
-      launch<T, kParts, 4, 2>(a, w.device());
-    }
+    last ? choose_size.template operator()<T, kParts, true>()
+         : choose_size.template operator()<T, kParts, false>();
     add_parts<T>(a, w);
   };
   if (w.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();

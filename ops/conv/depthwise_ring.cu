@@ -1,0 +1,436 @@
+// Depthwise convolutions of common sizes with channels last: rows through a ring in shared memory.
+//
+//   y[n, o, c] = bias[c] + sum over taps k that meet o: x[n, i(o, k), c] * w[c, k]      its gradients:
+//   gx[n, i, c] = sum over taps k: y[n, o(i, k), c] * w[c, k]
+//   gw[c, k] = sum over n and the pixels i of x: x[n, i, c] * y[n, o(i, k), c]
+//
+// The work is to read and write memory once, so what counts are the bytes that are on their way. A block has
+// kChannels channels and a column of x for each of its warps, and goes down rows of x. Groups of rows come
+// through a ring of stages, zeros outside the image: while one row of x is computed, those of the next are on
+// their way. A thread has two channels and their weights in registers.
+//
+//   stage    | rows of group a: column 0: channels 0 1 2 ... | column 1: ... |     stride 2, kernel 4:
+//   stage+1  | of a+1                                                        |     x's row a meets groups
+//   ...      | of a+2, ... on their way                                      |     a and a+1 of y
+#include <algorithm>
+
+#include <tapedeck/core/launch.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/strip_tile.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using conv_gemm::ImageStrides;
+using conv_strip::commit_copies;
+using conv_strip::copy_or_zero;
+using conv_strip::load_two;
+using conv_strip::shared_address;
+using conv_strip::wait_for_copies;
+
+constexpr int kChannels = 64, kMostWarps = 16;
+
+struct Arguments {
+  const void *x, *y, *w, *bias;  // x or y is written, or neither
+  float* parts;
+  ImageStrides x_strides, y_strides;
+  int channels, in_h, in_w, out_h, out_w;
+  int columns, tiles_w, blocks;  // columns of a step of a block; tiles of them; blocks of channels
+  int rows, strip, strips;       // steps: of all, of an item, items of an image and a tile
+  int items, splits;             // of a block of channels; blocks that share them
+};
+
+/// Kernel K, stride S, padding P in both axes: which rows a step needs, as groups that come one a step.
+template <int K, int S, int P>
+struct Gradient {  // of y's rows; a step is a row of x
+  static constexpr int kRows = S, kGroups = (K + S - 1) / S;
+  static constexpr int kFirst = -P;                                                    // row of group 0
+  TAPEDECK_HD static constexpr int columns(int steps) { return (steps - 1) * S + K; }  // of y
+};
+/// Output S*a + r meets tap k, of these with r + P - k a multiple of S, at input a + (r + P - k) / S. The
+/// lowest of (r + P - k) / S and the highest:
+template <int K, int S, int P>
+constexpr int reach(bool high) {
+  int most = 0;
+  for (int r = 0; r < S; ++r)
+    for (int k = 0; k < K; ++k) {
+      const int input = (r + P - k) / S;
+      if ((r + P - k) % S == 0 && (high ? input > most : input < most)) most = input;
+    }
+  return most;
+}
+template <int K, int S, int P>
+struct Forward {  // of x's rows; a step is S rows of y
+  static constexpr int kRows = 1, kFirst = reach<K, S, P>(false), kGroups = reach<K, S, P>(true) - kFirst + 1;
+  TAPEDECK_HD static constexpr int columns(int steps) { return steps + kGroups - 1; }  // of x
+  /// Whether output r meets tap k in group h or column h of a step.
+  TAPEDECK_HD static constexpr bool meets(int r, int k, int h) { return r + P - k == (h + kFirst) * S; }
+};
+
+/// Rows of pixels of kChannels channels to shared memory.
+template <class T>
+class BlockCopy {
+ public:
+  __device__ BlockCopy(int channels, int height, int width, const ImageStrides& strides)
+      : piece_(static_cast<int>(threadIdx.x) % kPieces * kElements),
+        first_(static_cast<int>(threadIdx.x) / kPieces),
+        step_(static_cast<int>(blockDim.x) / kPieces),
+        height_(piece_ < channels ? height : 0),
+        width_(width),
+        stride_h_(strides.h),
+        stride_w_(strides.w) {}
+  /// `from`: of the image and the first channel.
+  __device__ __forceinline__ void start(unsigned to, const T* from, int first_row, int rows, int first_column,
+                                        int columns) const {
+    int row = 0, column = first_;
+    while (true) {
+      while (column >= columns) column -= columns, ++row;
+      if (row >= rows) return;
+      const int h = first_row + row, w = first_column + column;
+      const bool exists = static_cast<unsigned>(h) < static_cast<unsigned>(height_) &&
+                          static_cast<unsigned>(w) < static_cast<unsigned>(width_);
+      copy_or_zero<16>(
+          to + static_cast<unsigned>((row * columns + column) * kChannels + piece_) * sizeof(T),
+          from + static_cast<std::int64_t>(h) * stride_h_ + static_cast<std::int64_t>(w) * stride_w_ + piece_,
+          exists);
+      column += step_;
+    }
+  }
+
+ private:
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPieces = kChannels / kElements;
+  int piece_, first_, step_, height_, width_, stride_h_, stride_w_;
+};
+
+/// What a block goes down: steps [begin, end) of the columns from `column` on.
+struct Item {
+  __device__ Item(const Arguments& a, int index) {
+    const int rest = index / a.tiles_w;
+    column = (index - rest * a.tiles_w) * a.columns;
+    image = rest / a.strips;
+    begin = (rest - image * a.strips) * a.strip;
+    end = min(a.rows, begin + a.strip);
+  }
+  int image, column, begin, end;
+};
+
+/// Stages of groups of rows. Rows: which; kExtra: whether a stage also has the step's row of x.
+template <class T, class Rows, bool kExtra>
+class Ring {
+ public:
+  static constexpr int kAhead = sizeof(T) == 4 ? 3 : 5, kStages = Rows::kGroups + kAhead;
+  TAPEDECK_HD static int stage_bytes(int columns) {
+    return (Rows::kRows * Rows::columns(columns) + (kExtra ? columns : 0)) * kChannels *
+           static_cast<int>(sizeof(T));
+  }
+
+  /// Starts the first groups of steps [begin, end); copy(shared, group) starts one.
+  template <class Copy>
+  __device__ Ring(unsigned shared, int columns, int begin, int end, Copy copy)
+      : shared_(shared), bytes_(stage_bytes(columns)), next_(begin), end_(end + Rows::kGroups - 1) {
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) copy_next(copy);
+  }
+  /// Waits for the groups of the next step, and starts another.
+  template <class Copy>
+  __device__ __forceinline__ void advance(Copy copy) {
+    wait_for_copies<kAhead - 1>();
+    __syncthreads();
+    copy_next(copy);
+    now_ = now_ + 1 == kStages ? 0 : now_ + 1;
+  }
+  /// Where group j of the step is.
+  __device__ __forceinline__ unsigned stage(int j) const {
+    const int at = now_ + j;
+    return shared_ + (at >= kStages ? at - kStages : at) * bytes_;
+  }
+
+ private:
+  template <class Copy>
+  __device__ __forceinline__ void copy_next(Copy copy) {
+    if (next_ < end_) copy(shared_ + to_ * bytes_, next_);
+    ++next_;
+    to_ = to_ + 1 == kStages ? 0 : to_ + 1;
+    commit_copies();
+  }
+  unsigned shared_;
+  int bytes_, next_, end_, to_ = 0, now_ = -1;
+};
+
+template <class T>
+__device__ __forceinline__ void write_two(T* to, float2 x) {
+  Pack<T, 2> pack;
+  pack.values[0] = convert<T>(x.x), pack.values[1] = convert<T>(x.y);
+  *reinterpret_cast<Pack<T, 2>*>(to) = pack;
+}
+
+/// This thread's two channels, from the block's on, and its column.
+struct Place {
+  __device__ explicit Place(const Arguments& a)
+      : block(static_cast<int>(blockIdx.x) % a.blocks * kChannels),
+        two(static_cast<int>(threadIdx.x) % 32 * 2),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        exists(block + two < a.channels) {}
+  template <class T, int N>
+  __device__ __forceinline__ void read_weights(const void* w, float2 (&weights)[N]) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const T* const of_channel = static_cast<const T*>(w) + (block + two) * N + k;
+      weights[k] = exists ? float2{convert<float>(of_channel[0]), convert<float>(of_channel[N])} : float2{};
+    }
+  }
+  int block, two, warp;
+  bool exists;
+};
+
+/// kBackward: gx from y, else y from x.
+template <class T, int K, int S, int P, bool kBackward>
+__global__ void __launch_bounds__(kMostWarps * 32, 2)
+    depthwise_ring_kernel(const __grid_constant__ Arguments a) {
+  extern __shared__ uint4 shared[];
+  using Rows = std::conditional_t<kBackward, Gradient<K, S, P>, Forward<K, S, P>>;
+  constexpr int kOut = kBackward ? 1 : S;  // results of a thread of a step, squared
+  const Place place(a);
+  const ImageStrides &from_strides = kBackward ? a.y_strides : a.x_strides,
+                     &to_strides = kBackward ? a.x_strides : a.y_strides;
+  const int to_h = kBackward ? a.in_h : a.out_h, to_w = kBackward ? a.in_w : a.out_w;
+  const BlockCopy<T> copy(a.channels - place.block, kBackward ? a.out_h : a.in_h,
+                          kBackward ? a.out_w : a.in_w, from_strides);
+  float2 weights[K * K], bias{};
+  place.read_weights<T>(a.w, weights);
+  if (a.bias != nullptr && place.exists) {
+    const T* const of_channel = static_cast<const T*>(a.bias) + place.block + place.two;
+    bias = {convert<float>(of_channel[0]), convert<float>(of_channel[1])};
+  }
+  const Item item(a, static_cast<int>(blockIdx.x) / a.blocks);
+  const int columns = Rows::columns(a.columns), column_step = kBackward ? S : 1;
+  const T* const from =
+      static_cast<const T*>(kBackward ? a.y : a.x) + item.image * from_strides.n + place.block;
+  const auto copy_group = [&](unsigned to, int group) {
+    copy.start(to, from, group * Rows::kRows + Rows::kFirst, Rows::kRows,
+               item.column * column_step + Rows::kFirst, columns);
+  };
+  const int x = item.column + place.warp;
+  T* const to = static_cast<T*>(const_cast<void*>(kBackward ? a.x : a.y)) + item.image * to_strides.n +
+                static_cast<std::int64_t>(x) * kOut * to_strides.w + place.block + place.two;
+  const unsigned mine = static_cast<unsigned>(place.warp * column_step * kChannels + place.two) * sizeof(T);
+  constexpr unsigned kPixel = kChannels * sizeof(T);
+
+  Ring<T, Rows, false> ring(shared_address(shared), a.columns, item.begin, item.end, copy_group);
+  for (int row = item.begin; row < item.end; ++row) {
+    ring.advance(copy_group);
+    float2 sums[kOut][kOut];
+#pragma unroll
+    for (auto& of_row : sums)
+#pragma unroll
+      for (float2& sum : of_row) sum = bias;
+    if constexpr (kBackward) {
+#pragma unroll
+      for (int kh = 0; kh < K; ++kh) {
+        const unsigned at = ring.stage(kh / S) + mine + kh % S * columns * kPixel;
+#pragma unroll
+        for (int kw = 0; kw < K; ++kw) {
+          const float2 value = load_two<T>(at + kw * kPixel), weight = weights[kh * K + kw];
+          sums[0][0].x += value.x * weight.x, sums[0][0].y += value.y * weight.y;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < Rows::kGroups; ++h) {
+        const unsigned at = ring.stage(h) + mine;
+#pragma unroll
+        for (int w = 0; w < Rows::kGroups; ++w) {
+          const float2 value = load_two<T>(at + w * kPixel);
+#pragma unroll
+          for (int kh = 0; kh < K; ++kh)
+#pragma unroll
+            for (int kw = 0; kw < K; ++kw)
+#pragma unroll
+              for (int r = 0; r < S * S; ++r) {
+                if (!Rows::meets(r / S, kh, h) || !Rows::meets(r % S, kw, w)) continue;
+                const float2 weight = weights[kh * K + kw];
+                float2& sum = sums[r / S][r % S];
+                sum.x += value.x * weight.x, sum.y += value.y * weight.y;
+              }
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kOut; ++h)
+#pragma unroll
+      for (int w = 0; w < kOut; ++w) {
+        if (!place.exists || row * kOut + h >= to_h || x * kOut + w >= to_w) continue;
+        write_two(to + static_cast<std::int64_t>(row * kOut + h) * to_strides.h + w * to_strides.w,
+                  sums[h][w]);
+      }
+  }
+}
+
+template <class T, int K, int S, int P>
+__global__ void __launch_bounds__(kMostWarps * 32, 2)
+    depthwise_ring_weight_grad_kernel(const __grid_constant__ Arguments a) {
+  extern __shared__ uint4 shared[];
+  using Rows = Gradient<K, S, P>;
+  const Place place(a);
+  const BlockCopy<T> copy_y(a.channels - place.block, a.out_h, a.out_w, a.y_strides),
+      copy_x(a.channels - place.block, a.in_h, a.in_w, a.x_strides);
+  const int columns = Rows::columns(a.columns), split = static_cast<int>(blockIdx.x) / a.blocks;
+  constexpr unsigned kPixel = kChannels * sizeof(T);
+  const unsigned x_at = S * columns * kPixel,
+                 mine = static_cast<unsigned>(place.warp * S * kChannels + place.two) * sizeof(T),
+                 mine_of_x = x_at + static_cast<unsigned>(place.warp * kChannels + place.two) * sizeof(T);
+  float2 sums[K * K] = {};
+  for (int index = split; index < a.items; index += a.splits) {
+    const Item item(a, index);
+    const T* const x = static_cast<const T*>(a.x) + item.image * a.x_strides.n + place.block;
+    const T* const y = static_cast<const T*>(a.y) + item.image * a.y_strides.n + place.block;
+    // Past an item's last row of x comes what the next item has, and past the image zeros; neither is read.
+    const auto copy_group = [&](unsigned to, int group) {
+      copy_y.start(to, y, group * S - P, S, item.column * S - P, columns);
+      copy_x.start(to + x_at, x, group, 1, item.column, a.columns);
+    };
+    __syncthreads();
+    Ring<T, Rows, true> ring(shared_address(shared), a.columns, item.begin, item.end, copy_group);
+    for (int row = item.begin; row < item.end; ++row) {
+      ring.advance(copy_group);
+      const float2 value = load_two<T>(ring.stage(0) + mine_of_x);
+#pragma unroll
+      for (int kh = 0; kh < K; ++kh) {
+        const unsigned at = ring.stage(kh / S) + mine + kh % S * columns * kPixel;
+#pragma unroll
+        for (int kw = 0; kw < K; ++kw) {
+          const float2 other = load_two<T>(at + kw * kPixel);
+          float2& sum = sums[kh * K + kw];
+          sum.x += value.x * other.x, sum.y += value.y * other.y;
+        }
+      }
+    }
+    wait_for_copies<0>();
+  }
+
+  // Warps' sums are added in order: [channel][tap].
+  float* const of_block = reinterpret_cast<float*>(shared);
+  for (int turn = 0; turn < a.columns; ++turn) {
+    __syncthreads();
+    if (turn != place.warp) continue;
+#pragma unroll
+    for (int k = 0; k < K * K; ++k) {
+      float* const to = of_block + place.two * (K * K) + k;
+      to[0] = turn == 0 ? sums[k].x : to[0] + sums[k].x;
+      to[K * K] = turn == 0 ? sums[k].y : to[K * K] + sums[k].y;
+    }
+  }
+  __syncthreads();
+  float* const parts = a.parts + (static_cast<std::int64_t>(split) * a.channels + place.block) * (K * K);
+  const int count = min(kChannels, a.channels - place.block) * (K * K);
+  for (int e = threadIdx.x; e < count; e += blockDim.x) parts[e] = of_block[e];
+}
+
+template <class T>
+void add_parts(const Arguments& a, const Tensor& w) {
+  const float* const from = a.parts;
+  T* const to = static_cast<T*>(w.raw());
+  const int splits = a.splits;
+  const std::int64_t count = w.count();
+  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
+    float sum = from[i];
+    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
+    to[i] = convert<T>(sum);
+  });
+}
+
+/// Calls f with K, S and P of a geometry and a type, if there are kernels for them.
+template <class F>
+bool visit(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, F f) {
+  const auto aligned = [](const Tensor& t) {
+    return t.layout() == Layout::nhwc && reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0 &&
+           t.size(1) * static_cast<std::int64_t>(size_of(t.dtype())) % 16 == 0;
+  };
+  if (g.group_ci() != 1 || g.group_co() != 1 || !aligned(x) || !aligned(y)) return false;
+  const auto is = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+    for (const ConvAxis* a : {&g.h, &g.w}) {
+      if (a->kernel != kernel || a->stride != stride || a->padding != padding || a->dilation != 1)
+        return false;
+    }
+    return true;
+  };
+  const auto sized = [&]<class T>() {
+    if (is(4, 2, 1)) return f.template operator()<T, 4, 2, 1>(), true;
+    if (is(3, 1, 1)) return f.template operator()<T, 3, 1, 1>(), true;
+    if (is(3, 2, 1)) return f.template operator()<T, 3, 2, 1>(), true;
+    return false;
+  };
+  if (x.dtype() == DType::float32) return sized.template operator()<float>();
+  if (x.dtype() == DType::bfloat16) return sized.template operator()<bfloat16>();
+  if (x.dtype() == DType::float16) return sized.template operator()<float16>();
+  return false;
+}
+
+/// `rows` and `columns` of steps.
+Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, std::int64_t rows,
+                       std::int64_t columns) {
+  const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
+  Arguments a{};
+  a.x = x.raw(), a.y = y.raw();
+  a.x_strides = ImageStrides(x.strides());
+  a.y_strides = ImageStrides(y.strides());
+  a.channels = narrow(g.co);
+  a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
+  a.tiles_w = narrow(ceil_div(columns, kMostWarps));
+  a.columns = narrow(ceil_div(columns, a.tiles_w));
+  a.blocks = narrow(ceil_div(g.co, kChannels));
+  a.rows = narrow(rows);
+  // Strips no shorter than leave two blocks for each of an H100's multiprocessors.
+  const std::int64_t wanted = ceil_div(132 * 2, g.n * a.tiles_w * a.blocks);
+  a.strip = narrow(std::max(ceil_div(rows, wanted), std::min<std::int64_t>(rows, 8)));
+  a.strips = narrow(ceil_div(rows, a.strip));
+  a.items = narrow(g.n * a.strips * a.tiles_w);
+  return a;
+}
+
+template <class Kernel>
+void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, Device device) {
+  conv_gemm::allow_shared_memory(kernel, bytes);
+  kernel<<<grid_size("conv", blocks * a.blocks), static_cast<unsigned>(a.columns * 32),
+           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  check_launch("conv: depthwise");
+}
+
+}  // namespace
+
+bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+                    const Tensor& bias, const Tensor& to) {
+  const Tensor &x = transposed ? from : to, &y = transposed ? to : from;
+  return visit(g, x, y, [&]<class T, int K, int S, int P>() {
+    Arguments a = transposed ? arguments_of(g, x, y, ceil_div(g.h.out, S), ceil_div(g.w.out, S))
+                             : arguments_of(g, x, y, g.h.in, g.w.in);
+    a.w = w.raw();
+    a.bias = bias.defined() ? bias.raw() : nullptr;
+    if (transposed) {
+      using R = Ring<T, Forward<K, S, P>, false>;
+      launch(depthwise_ring_kernel<T, K, S, P, false>, a, a.items, R::kStages * R::stage_bytes(a.columns),
+             to.device());
+    } else {
+      using R = Ring<T, Gradient<K, S, P>, false>;
+      launch(depthwise_ring_kernel<T, K, S, P, true>, a, a.items, R::kStages * R::stage_bytes(a.columns),
+             to.device());
+    }
+  });
+}
+
+bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                const Tensor& w) {
+  return visit(g, x, y, [&]<class T, int K, int S, int P>() {
+    Arguments a = arguments_of(g, x, y, g.h.in, g.w.in);
+    a.splits = static_cast<int>(std::min<std::int64_t>(a.items, std::max(1, 264 / a.blocks)));
+    const Workspace<float> parts(w.device(), a.splits * w.count());
+    a.parts = parts.data();
+    using R = Ring<T, Gradient<K, S, P>, true>;
+    launch(depthwise_ring_weight_grad_kernel<T, K, S, P>, a, a.splits,
+           std::max(R::kStages * R::stage_bytes(a.columns), kChannels * K * K * 4), w.device());
+    add_parts<T>(a, w);
+  });
+}
+
+}  // namespace tapedeck::cu

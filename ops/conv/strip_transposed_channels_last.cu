@@ -1,0 +1,235 @@
+// conv_transpose2d with channels last where writing y takes most of the time: few channels a group, or a
+// large stride.
+//
+//   y[n, oh, ow, co] = bias[co] + sum over ci and taps: x[n, ih, iw, ci] * w[ci, co, kh, kw]
+//
+// A block keeps the weights of up to 16 channels of y in shared memory and takes one tile of x after another
+// (strip_plan.h), the next on its way while one is multiplied. A warp has 32 results of a row and a phase at
+// a time. What it has in registers are whole sectors of y: a thread's 4 channels are neighbours, and so are
+// those of the four threads of a pixel, so that nothing is staged. A phase without taps is one of no steps.
+//
+//   thread   0        1        2          3            4 ...
+//   pixel 0  co 0..3  co 4..7  co 8..11  co 12..15  |  pixel 1, a stride further
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/strip.cuh>
+#include <tapedeck/ops/conv/strip_tile.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using namespace conv_strip;
+
+constexpr int kM = 2;  // times 16 results, of a warp
+
+struct Arguments {
+  Strip strip;
+  const void *x, *w, *bias;
+  void* y;
+  int blocks;  // of channels of y of a group
+  int tiles, units;
+  int parts;  // of 32 results, of a row of a phase
+  Divider by_parts;
+  int offsets, weights, bias_at, entries, ring, stage_bytes;  // bytes from the start of shared memory
+};
+
+/// A row of a tile and a column phase.
+struct Entry {
+  int begin, steps;  // of the table of offsets
+  int x;             // bytes from the tile's start to its first result's window
+  int row, column;   // of y, from the tile's
+  int results;       // of the phase along w
+};
+
+template <class T, int kParts, int kN>
+__global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
+    strip_transposed_channels_last_kernel(const __grid_constant__ Arguments call) {
+  extern __shared__ uint4 shared[];
+  char* const memory = reinterpret_cast<char*>(shared);
+  const Strip& p = call.strip;
+  const Plan& plan = p.plan;
+  int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
+  float* const weights = reinterpret_cast<float*>(memory + call.weights);
+  float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
+  Entry* const entries = reinterpret_cast<Entry*>(memory + call.entries);
+
+  const int combinations = plan.groups * call.blocks,
+            combination = static_cast<int>(blockIdx.x) % combinations;
+  const int group = combination / call.blocks, first = (combination - group * call.blocks) * kN * 8;
+  const int channels = min(kN * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
+  const int low_h = kept(p.slot_of.low), stage_bytes = kept(call.stage_bytes);
+  const auto copy = copy_of<T, true>(p, plan.from_channels, p.slots);
+  const T* const from = static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels;
+  int next_tile = static_cast<int>(blockIdx.x) / combinations, next_stage = 0;
+  const int tile_step = static_cast<int>(gridDim.x) / combinations;
+  const auto copy_next = [&] {
+    if (next_tile < call.tiles) {
+      const Tile tile = p.tile(next_tile);
+      copy.start(reinterpret_cast<T*>(memory + call.ring + next_stage * stage_bytes),
+                 from + tile.image * plan.from.n, p.first_column(tile),
+                 [&](int slot) { return tile.a + low_h + slot; });
+    }
+    next_tile += tile_step;
+    next_stage ^= 1;
+    commit_copies();
+  };
+  copy_next();
+
+  make_offsets(p, offsets);
+  make_weights<T, kN, true>(p, static_cast<const T*>(call.w), group, first, kN, weights);
+  if (threadIdx.x < kN * 8) {
+    const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
+    bias[threadIdx.x] =
+        exists ? convert<float>(static_cast<const T*>(call.bias)[channel + static_cast<int>(threadIdx.x)])
+               : 0.0f;
+  }
+  for (int e = threadIdx.x; e < p.rows * plan.phases(); e += kThreads) {
+    const int a = e / plan.phases(), phase = e - a * plan.phases(), i = phase / plan.w.count;
+    const PhaseAxis &h = plan.h.phase[i], &w = plan.w.phase[phase - i * plan.w.count];
+    entries[e] = {p.step_begin[phase],
+                  p.step_begin[phase + 1] - p.step_begin[phase],
+                  p.result_offset(a, 0) * p.bytes,
+                  h.to + a * h.to_step,
+                  w.to,
+                  w.count};
+  }
+
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+  constexpr int kVector = kN * 2, kPixelBytes = kStep * static_cast<int>(sizeof(T));
+  const int units = kept(call.units), to_h = kept(p.to_h), step_h = kept(plan.h.phase[0].to_step),
+            step_w = kept(plan.w.phase[0].to_step);
+  const int y_row = kept(plan.to.h), y_pixel = kept(plan.to.w), y_step = kept(step_w * plan.to.w);
+  const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
+  const float2* const my_weights = reinterpret_cast<const float2*>(weights) + lane;
+  const bool writes = t * kVector < channels;
+
+  int stage = 0;
+  for (int tile_index = static_cast<int>(blockIdx.x) / combinations; tile_index < call.tiles;
+       tile_index += tile_step) {
+    const Tile tile = p.tile(tile_index);
+    wait_for_copies<0>();
+    __syncthreads();
+    copy_next();
+    const unsigned x_tile = shared_address(memory + call.ring) + stage * stage_bytes;
+    stage ^= 1;
+    T* const image = static_cast<T*>(call.y) + tile.image * plan.to.n + channel + t * kVector;
+    for (int unit = warp; unit < units; unit += kWarps) {
+      const int at = call.by_parts.divide(unit), part = call.by_parts.modulo(unit, at);
+      const Entry entry = entries[at];
+      const int row = tile.a * step_h + entry.row, result = part * (kM * kPixels) + g;
+      if (row >= to_h) continue;
+      Sums<kM, kN> sums = {};
+      unsigned pixels[kM];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) pixels[m] = x_tile + entry.x + (result + m * kPixels) * kPixelBytes;
+      multiply_steps<T, kParts, true>(sums, pixels, 8 * kPixelBytes, table + entry.begin * 4,
+                                      my_weights + entry.begin * kN * 32, kN * 32, entry.steps);
+      T* const to = image + static_cast<std::int64_t>(row) * y_row +
+                    static_cast<std::int64_t>(tile.b + result) * y_step + entry.column * y_pixel;
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int b = m * kPixels + k * 8;
+          if (tile.b + result + b >= entry.results || !writes) continue;
+          Pack<T, kVector> pack;
+#pragma unroll
+          for (int v = 0; v < kVector; ++v)
+            pack.values[v] = convert<T>(sums.values[m][v / 2][k * 2 + v % 2] + bias[t * kVector + v]);
+          *reinterpret_cast<Pack<T, kVector>*>(to + static_cast<std::int64_t>(b) * y_step) = pack;
+        }
+    }
+  }
+}
+
+int block_channels(const ConvTranspose2dGeometry& g) {
+  return g.group_co() <= 8 ? 8 : 16;
+}
+
+/// The arguments but for tensors and strides; `tiles` 0 where shared memory is too small.
+Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
+  Arguments best{};
+  const int bytes = static_cast<int>(size_of(dtype)), channels = block_channels(g);
+  const Strip start(g, true, bytes, true);
+  double least = 0;
+  for (int columns : {32, 64, 128}) {
+    for (int rows : {1, 2, 4, 8}) {
+      Arguments a{};
+      Strip& p = a.strip;
+      p = start;
+      p.set_tile(rows, columns, p.plan.from_channels, 16, 32, 0);
+      const auto align = [](int n) { return (n + 127) / 128 * 128; };
+      a.parts = columns / (kM * kPixels);
+      a.by_parts = Divider(a.parts);
+      a.units = rows * p.plan.phases() * a.parts;
+      a.offsets = 0;
+      a.weights = align(p.steps * kStep * 4);
+      a.bias_at = a.weights + p.steps * channels * kStep * 4;
+      a.entries = a.bias_at + channels * 4;
+      a.ring = align(a.entries + rows * p.plan.phases() * static_cast<int>(sizeof(Entry)));
+      a.stage_bytes = align(p.tile_bytes());
+      if (a.ring + 2 * a.stage_bytes > (kMostShared >> 1) - 1024) continue;  // of two blocks a multiprocessor
+      const std::int64_t combinations = p.plan.groups * ceil_div(p.plan.to_channels, channels);
+      const double written = static_cast<double>(p.plan.phases()) * channels,
+                   fixed = 6000.0 / (rows * columns);  // of a tile, mostly waiting
+      const double busy =
+          static_cast<double>(a.units) / static_cast<double>(ceil_div(a.units, kWarps) * kWarps);
+      const double turns = static_cast<double>(ceil_div(p.tiles() * combinations, 264));
+      const double cost = turns * rows * columns * (written / busy + p.read() * p.plan.from_channels + fixed);
+      if (best.tiles > 0 && cost >= least) continue;
+      least = cost;
+      best = a;
+      best.tiles = std::max(1, p.tiles());
+      best.blocks = static_cast<int>(ceil_div(p.plan.to_channels, channels));
+    }
+  }
+  return best;
+}
+
+template <class T, int kParts, int kN>
+void launch(const Arguments& a, Device device) {
+  const int bytes = a.ring + 2 * a.stage_bytes;
+  const auto kernel = strip_transposed_channels_last_kernel<T, kParts, kN>;
+  conv_gemm::allow_shared_memory(kernel, bytes);
+  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
+  int resident_blocks = 0;  // of a multiprocessor
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, kernel, kThreads,
+                                                           static_cast<std::size_t>(bytes)),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const std::int64_t resident = std::int64_t{multiprocessors(device)} * std::max(1, resident_blocks);
+  const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.tiles);
+  const std::int64_t turns = ceil_div(a.tiles, most);  // equal ones
+  kernel<<<grid_size("conv", ceil_div(a.tiles, turns) * combinations), kThreads,
+           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  check_launch("conv: strip");
+}
+
+}  // namespace
+
+bool strip_transposed_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && conv_strip::channels_last_fits(g) &&
+         arguments_of(g, dtype).tiles > 0;
+}
+
+void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
+                                    const Tensor& bias, const Tensor& y) {
+  const DeviceScope scope(y.device());
+  Arguments a = arguments_of(g, y.dtype());
+  a.strip.plan.from = ImageStrides(x.strides());
+  a.strip.plan.to = ImageStrides(y.strides());
+  a.x = x.raw();
+  a.w = w.raw();
+  a.bias = bias.defined() ? bias.raw() : nullptr;
+  a.y = y.raw();
+  const auto choose = [&]<class T, int kParts>() {
+    if (block_channels(g) == 8) return launch<T, kParts, 1>(a, y.device());
+    launch<T, kParts, 2>(a, y.device());
+  };
+  if (y.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
+  if (y.dtype() == DType::float16) return choose.template operator()<float16, 1>();
+  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
+  choose.template operator()<float, 3>();
+}
+
+}  // namespace tapedeck::cu
