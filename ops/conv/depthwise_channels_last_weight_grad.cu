@@ -13,6 +13,7 @@
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
@@ -104,19 +105,6 @@ __global__ void __launch_bounds__(kBlock, kH == 0 ? 1 : 2)
   }
 }
 
-template <class T>
-void add_parts(const Arguments& a, const Tensor& w) {
-  const float* const from = a.parts;
-  T* const to = static_cast<T*>(w.raw());
-  const int splits = a.splits;
-  const std::int64_t count = w.count();
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    float sum = from[i];
-    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
-}
-
 }  // namespace
 
 bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x,
@@ -177,7 +165,7 @@ void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const
       } else {
         launch.template operator()<4, 0, 0>();
       }
-      add_parts<T>(a, w);
+      add_parts<T>(a.parts, a.splits, w);
     }
   });
 }

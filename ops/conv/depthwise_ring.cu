@@ -16,6 +16,7 @@
 
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
 
 namespace tapedeck::cu {
@@ -327,19 +328,6 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   for (int e = threadIdx.x; e < count; e += blockDim.x) parts[e] = of_block[e];
 }
 
-template <class T>
-void add_parts(const Arguments& a, const Tensor& w) {
-  const float* const from = a.parts;
-  T* const to = static_cast<T*>(w.raw());
-  const int splits = a.splits;
-  const std::int64_t count = w.count();
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    float sum = from[i];
-    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
-}
-
 /// Calls f with K, S and P of a geometry and a type, if there are kernels for them.
 template <class F>
 bool visit(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, F f) {
@@ -429,7 +417,7 @@ bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& 
     using R = Ring<T, Gradient<K, S, P>, true>;
     launch(depthwise_ring_weight_grad_kernel<T, K, S, P>, a, a.splits,
            std::max(R::kStages * R::stage_bytes(a.columns), kChannels * K * K * 4), w.device());
-    add_parts<T>(a, w);
+    add_parts<T>(a.parts, a.splits, w);
   });
 }
 

@@ -20,6 +20,7 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
@@ -223,19 +224,6 @@ __global__ void __launch_bounds__(kBlock, 2)
   a.parts[(static_cast<std::int64_t>(split) * a.channels + channel) * (K * K) + threadIdx.x] = sum;
 }
 
-template <class T>
-void add_parts(const Arguments& a, const Tensor& w) {
-  const float* const from = a.parts;
-  T* const to = static_cast<T*>(w.raw());
-  const int splits = a.splits;
-  const std::int64_t count = w.count();
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    float sum = from[i];
-    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
-}
-
 /// Calls f with K, S and P of a geometry, if there are kernels for them.
 template <class F>
 bool visit_sizes(const ConvTranspose2dGeometry& g, F f) {
@@ -324,7 +312,7 @@ bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& 
       depthwise_rows_weight_grad_kernel<T, K, S, P>
           <<<grid_size("conv", std::int64_t{a.splits} * a.channels), kBlock, 0, stream_of(w.device())>>>(a);
       check_launch("conv: depthwise weight gradient");
-      add_parts<T>(a, w);
+      add_parts<T>(a.parts, a.splits, w);
       return true;
     });
   });

@@ -16,6 +16,7 @@
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
@@ -124,8 +125,8 @@ void launch(Arguments& a, const Tensor& w) {
   // Eight blocks for each multiprocessor of an H100.
   const std::int64_t wanted = std::clamp<std::int64_t>(132 * 8 / a.channels, 1, std::min(a.n, 65535));
   a.split_images = static_cast<int>(ceil_div(a.n, wanted));
-  const std::int64_t splits = ceil_div(a.n, a.split_images), count = w.count();
-  const Workspace<V> parts(w.device(), splits * count);
+  const std::int64_t splits = ceil_div(a.n, a.split_images);
+  const Workspace<V> parts(w.device(), splits * w.count());
   a.parts = parts.data();
   const dim3 grid(static_cast<unsigned>(a.channels), static_cast<unsigned>(splits));
   check_cuda(cudaFuncSetAttribute(depthwise_weight_grad_kernel<T, kTaps>,
@@ -134,13 +135,7 @@ void launch(Arguments& a, const Tensor& w) {
   depthwise_weight_grad_kernel<T, kTaps>
       <<<grid, kBlock, sizeof(V) * static_cast<std::size_t>(a.rows * a.pitch), stream_of(w.device())>>>(a);
   check_launch("conv: depthwise weight gradient");
-  const V* const from = parts.data();
-  T* const to = static_cast<T*>(w.raw());
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    V sum = from[i];
-    for (std::int64_t s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
+  add_parts<T>(parts.data(), splits, w);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
@@ -78,19 +79,13 @@ void launch(DirectWeightGradArguments& a, const Tensor& w) {
   // Eight blocks for each multiprocessor of an H100.
   const std::int64_t wanted = std::clamp<std::int64_t>(132 * 8 / a.pairs, 1, std::min(a.n, 65535));
   a.split_images = static_cast<int>(ceil_div(a.n, wanted));
-  const std::int64_t splits = ceil_div(a.n, a.split_images), count = w.count();
-  const Workspace<V> parts(w.device(), splits * count);
+  const std::int64_t splits = ceil_div(a.n, a.split_images);
+  const Workspace<V> parts(w.device(), splits * w.count());
   a.parts = parts.data();
   const dim3 grid(static_cast<unsigned>(a.pairs), static_cast<unsigned>(splits));
   direct_weight_grad_kernel<T, kTaps><<<grid, kBlock, 0, stream_of(w.device())>>>(a);
   check_launch("conv: direct weight gradient");
-  const V* const from = parts.data();
-  T* const to = static_cast<T*>(w.raw());
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    V sum = from[i];
-    for (std::int64_t s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
+  add_parts<T>(parts.data(), splits, w);
 }
 
 }  // namespace

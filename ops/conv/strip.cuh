@@ -1,5 +1,5 @@
 // Kernels that memory bounds: few channels a group or a large stride. strip_transposed.cu,
-// strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu.
+// strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu, strip_weight_grad_rows.cu.
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -26,5 +26,9 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
 
 bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+/// The same, where two or three rows of x meet a row of y.
+bool strip_weight_grad_rows_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+void strip_weight_grad_rows(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                            const Tensor& w);
 
 }  // namespace tapedeck::cu

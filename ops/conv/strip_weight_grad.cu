@@ -17,6 +17,7 @@
 // two for each tap. What helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows:
 // 0.55, 64 and 2: 0.43 ms), four or five rows of 16 at once, without branches between them (0.48 to 0.44).
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
 
@@ -288,24 +289,12 @@ void launch(const WeightGradArguments& a, Device device) {
   check_launch("conv: strip weight gradient");
 }
 
-template <class T>
-void add_parts(const WeightGradArguments& a, const Tensor& w) {
-  const float* const from = a.parts;
-  T* const to = static_cast<T*>(w.raw());
-  const int splits = a.splits;
-  const std::int64_t count = a.count;
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    float sum = from[i];
-    for (int s = 1; s < splits; ++s) sum += from[s * count + i];
-    to[i] = convert<T>(sum);
-  });
-}
-
 }  // namespace
 
 bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   WeightGradArguments a;
   const bool last = layout == Layout::nhwc;
+  if (strip_weight_grad_rows_fits(g, dtype, layout)) return true;
   return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
          (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, 16, a).m > 0;
 }
@@ -313,6 +302,7 @@ bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layou
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const DeviceScope scope(w.device());
   const int bytes = static_cast<int>(size_of(w.dtype()));
+  if (strip_weight_grad_rows_fits(g, w.dtype(), y.layout())) return strip_weight_grad_rows(g, x, y, w);
   const bool last = y.layout() == Layout::nhwc;
   WeightGradArguments a;
   const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),
@@ -333,7 +323,7 @@ void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   const auto choose = [&]<class T, int kParts>() {
     last ? choose_size.template operator()<T, kParts, true>()
          : choose_size.template operator()<T, kParts, false>();
-    add_parts<T>(a, w);
+    add_parts<T>(a.parts, a.splits, w);
   };
   if (w.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
   if (w.dtype() == DType::float16) return choose.template operator()<float16, 1>();
