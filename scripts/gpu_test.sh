@@ -15,6 +15,8 @@ cd "$(dirname "$0")/.."
 words=(cuda_core cuda_memory cuda_streams cuda_profiler cuda_ops cuda_reductions cuda_gradcheck cuda_training cuda_conv
   captured_step device_loader large_tensor train_decoder_cuda examples)
 binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
+# Each is a part of its own of a test of the convolutions, so that a part takes a minute and not an hour.
+algorithms=(reference depthwise direct strip simt tensor wgmma boxes automatic)
 # Long, and nothing but repetition to a sanitizer.
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch|HundredReruns|Gradcheck|BehindEvents|TrainDecoder|Examples'
 
@@ -64,18 +66,19 @@ if [ -x "$binaries/cuda_training_test" ]; then
   echo "200 runs in 2 processes at once: $result"
 fi
 
-# check <tool> <word> <test>: one test under one tool.
+# check <tool> <word> <test> [algorithm]: one test under one tool, of convolutions with one algorithm.
 check() {
-  local log=$logs/$1.$3.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
+  local log=$logs/$1.$3${4:+.$4}.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
   # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
   case $1.$2 in
     *.cuda_core | *.cuda_memory | *.cuda_streams) ;;
     memcheck.cuda_* | initcheck.cuda_*) export TAPEDECK_CUDA_CACHE=0 ;;
   esac
+  [ $# -lt 4 ] || export TAPEDECK_CONV_ALGORITHM=$4
   # cudaMalloc is meant to fail in one test, and capturing in another.
   timeout "$limit" compute-sanitizer --report-api-errors no "${options[@]}" "$binaries/$2_test" --gtest_filter="$3" \
     >"$log" 2>&1 || result="FAILED ($?)"
-  printf '%-9s %-60s %s, %d s\n' "$1" "$3" "$result" "$SECONDS"
+  printf '%-9s %-60s %s, %d s\n' "$1" "$3 ${4:-}" "$result" "$SECONDS"
 }
 export -f check
 export logs limit binaries
@@ -87,7 +90,9 @@ if [ "$tools" != none ]; then
   for tool in ${tools//,/ }; do
     for word in "${words[@]}"; do
       "$binaries/${word}_test" --gtest_list_tests |
-        awk -v tool="$tool" -v word="$word" '/^[A-Za-z]+\.$/ {suite = $1} /^  / {print tool, word, suite $1}' |
+        awk -v tool="$tool" -v word="$word" -v parts="${algorithms[*]}" '/^[A-Za-z]+\.$/ {suite = $1}
+          /^  / && (word != "cuda_conv" || /Boxes/) {print tool, word, suite $1}
+          /^  / && word == "cuda_conv" && !/Boxes/ {n = split(parts, part); for (i = 1; i <= n; ++i) print tool, word, suite $1, part[i]}' |
         grep -vE "$long" | grep -E "$filter" || true
     done
   done | grep ' Cuda' | xargs -P "$jobs" -L 1 bash -c 'check "$@"' check | tee "$logs/sanitizers.txt"
