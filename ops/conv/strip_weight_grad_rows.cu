@@ -240,7 +240,8 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   }
   if (chosen.m == 0) return {};
   const int unit = last ? kStep : 1, most = chosen.m * kPixels / taps_w / unit * unit;
-  if (most < 4 && most < co) return {};
+  // Where a group has few rows (kw, co), what a stage takes besides is most of it.
+  if ((most < 4 && most < co) || co * taps_w < 2 * kPixels) return {};
   a = {};
   a.y_blocks = static_cast<int>(ceil_div(co, most));
   const int y_channels = static_cast<int>(ceil_div(ceil_div(co, a.y_blocks), unit)) * unit;
