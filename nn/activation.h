@@ -10,6 +10,7 @@ namespace tapedeck::nn {
 class ReLU final : public Module {
  public:
   Variable forward(const Variable& x) override { return relu(x); }
+  std::optional<double> negative_slope() const override { return 0; }
   const char* kind() const override { return "ReLU"; }
 };
 
@@ -21,6 +22,7 @@ class LeakyReLU final : public Module {
   LeakyReLU() : LeakyReLU(Options{}) {}
   explicit LeakyReLU(const Options& options) : options_(options) {}
   Variable forward(const Variable& x) override { return leaky_relu(x, options_.negative_slope); }
+  std::optional<double> negative_slope() const override { return options_.negative_slope; }
   const char* kind() const override { return "LeakyReLU"; }
   std::string details() const override { return concat("slope ", options_.negative_slope); }
 

@@ -26,6 +26,18 @@ Variable Module::operator()(const Variable& x) {
   return y;
 }
 
+Variable Module::call_fused(const Variable& x, const Module& next) {
+  const std::optional<double> slope = next.negative_slope();
+  const auto hooked = [](const State& state) { return !state.pre_hooks.empty() || !state.hooks.empty(); };
+  if (!slope || hooked(*state_) || hooked(*next.state_)) return {};
+  const auto scope = ActivityScope::module(kind());
+  return forward_rectified(x, *slope);
+}
+
+Variable Module::forward_rectified(const Variable&, double) {
+  return {};
+}
+
 template <class F>
 void Module::walk(const std::string& path, const F& f) const {
   f(path, *state_);
@@ -178,7 +190,17 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
 
 Variable Sequential::forward(const Variable& x) {
   Variable y = x;
-  for (const auto& [name, module] : named_children()) y = (*module)(y);
+  for (std::size_t i = 0; i < size(); ++i) {
+    Module& module = (*this)[i];
+    if (i + 1 < size()) {
+      if (const Variable both = module.call_fused(y, (*this)[i + 1]); both.defined()) {
+        y = both;
+        ++i;
+        continue;
+      }
+    }
+    y = module(y);
+  }
   return y;
 }
 

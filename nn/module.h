@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,12 @@ class Module {
 
   /// The kind of module for messages, e.g. "ConvTranspose2d".
   virtual const char* kind() const { return "Module"; }
+  /// What the module multiplies negative elements by if it does nothing else, as ReLU (0) and LeakyReLU do.
+  virtual std::optional<double> negative_slope() const { return {}; }
+  /// next((*this)(x)), computed at once where both modules can do that and have no hooks that would see what
+  /// is between them; undefined, with nothing done, where not.
+  Variable call_fused(const Variable& x, const Module& next);
+
   /// What to_string() says of it besides, e.g. "64 -> 32, kernel 4x4".
   virtual std::string details() const { return ""; }
 
@@ -88,6 +95,10 @@ class Module {
   void clear_hooks();
 
  protected:
+  /// forward() with negative results multiplied by `negative_slope`, or undefined for a module that has no
+  /// faster way than two steps.
+  virtual Variable forward_rectified(const Variable& x, double negative_slope);
+
   /// Makes `tensor` a parameter. Throws Error when the name is taken or contains a dot.
   Variable register_parameter(const std::string& name, Tensor tensor);
   /// Makes `tensor` a buffer; the returned variable is a constant whose tensor load_state_dict() and
@@ -123,7 +134,7 @@ class Module {
 /// The tree of modules, one a line: name, kind and details, shapes of its own parameters, their count.
 std::string to_string(const Module& module);
 
-/// Modules called one after the other.
+/// Modules called one after the other, two at once where they can be (Module::call_fused).
 class Sequential final : public Module {
  public:
   Sequential() = default;

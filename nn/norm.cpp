@@ -1,5 +1,4 @@
 #include <tapedeck/nn/norm.h>
-#include <tapedeck/ops/arithmetic.h>
 
 namespace tapedeck::nn {
 
@@ -20,29 +19,29 @@ BatchNorm::BatchNorm(const BatchNormLayerOptions& options) : options_(options) {
   }
 }
 
-Variable BatchNorm::normalize(const Variable& x) {
-  const bool training = is_training() || !options_.track_running_stats;
-  const Variable y = batch_norm(x, weight, bias, running_mean, running_var,
-                                {.training = training, .momentum = options_.momentum, .eps = options_.eps});
-  if (is_training() && options_.track_running_stats) {
-    num_batches_tracked.tensor().copy_(affine(num_batches_tracked.detach(), 1, 1).tensor());
-  }
-  return y;
+Variable BatchNorm::forward_rectified(const Variable& x, double negative_slope) {
+  return batch_norm(
+      x, weight, bias, running_mean, running_var,
+      {.training = is_training() || !options_.track_running_stats,
+       .momentum = options_.momentum,
+       .eps = options_.eps,
+       .negative_slope = negative_slope,
+       .batches = is_training() && options_.track_running_stats ? num_batches_tracked.tensor() : Tensor()});
 }
 
 std::string BatchNorm::details() const {
   return std::to_string(options_.num_features);
 }
 
-Variable BatchNorm2d::forward(const Variable& x) {
+Variable BatchNorm2d::forward_rectified(const Variable& x, double negative_slope) {
   check(x.rank() == 4, "BatchNorm2d: x has shape ", x.shape(), "; legal is [n, c, h, w]");
-  return normalize(x);
+  return BatchNorm::forward_rectified(x, negative_slope);
 }
 
-Variable BatchNorm1d::forward(const Variable& x) {
+Variable BatchNorm1d::forward_rectified(const Variable& x, double negative_slope) {
   check(x.rank() == 2 || x.rank() == 3, "BatchNorm1d: x has shape ", x.shape(),
         "; legal is [n, c] or [n, c, length]");
-  return normalize(x);
+  return BatchNorm::forward_rectified(x, negative_slope);
 }
 
 GroupNorm::GroupNorm(const Options& options) : options_(options) {

@@ -22,11 +22,12 @@ class BatchNorm : public Module {
   Variable running_mean, running_var;  // [num_features], undefined unless track_running_stats
   Variable num_batches_tracked;        // int64 []
 
+  Variable forward(const Variable& x) override { return forward_rectified(x, 1); }
   std::string details() const override;
 
  protected:
   explicit BatchNorm(const BatchNormLayerOptions& options);
-  Variable normalize(const Variable& x);
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:
   BatchNormLayerOptions options_;
@@ -37,8 +38,10 @@ class BatchNorm2d final : public BatchNorm {
  public:
   using Options = BatchNormLayerOptions;
   explicit BatchNorm2d(const Options& options) : BatchNorm(options) {}
-  Variable forward(const Variable& x) override;
   const char* kind() const override { return "BatchNorm2d"; }
+
+ protected:
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 };
 
 /// Batch normalisation of vectors [n, c] or sequences [n, c, length].
@@ -46,8 +49,10 @@ class BatchNorm1d final : public BatchNorm {
  public:
   using Options = BatchNormLayerOptions;
   explicit BatchNorm1d(const Options& options) : BatchNorm(options) {}
-  Variable forward(const Variable& x) override;
   const char* kind() const override { return "BatchNorm1d"; }
+
+ protected:
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 };
 
 /// Normalisation over groups of channels (Wu and He, 2018) of x [n, c, ...].

@@ -2,11 +2,46 @@
 #include <cmath>
 
 #include <tapedeck/ops/norm.h>
+#include <tapedeck/ops/rectifier.h>
 #include <tapedeck/ops/channels.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
+
+/// The rows of a statistics tensor: what is known of each channel.
+template <class V>
+struct Channels {
+  V *mean, *var, *scale;
+  double eps;
+
+  Channels(const Tensor& statistics, double e)
+      : mean(statistics.data<V>()), var(mean + statistics.size(1)), scale(var + statistics.size(1)), eps(e) {}
+  /// What the statistics of channel c follow from.
+  __device__ void store(std::int64_t c, double m, double v, V weight) const {
+    mean[c] = static_cast<V>(m);
+    var[c] = static_cast<V>(v);
+    scale[c] = static_cast<V>(static_cast<double>(weight) / sqrt(static_cast<double>(var[c]) + eps));
+  }
+};
+
+/// What becomes of an element: one formula, so that both directions know the same signs.
+template <class V>
+struct Normalize {
+  Channels<V> channels;
+  Parameter<V> bias;
+  Rectifier rectifier;
+
+  /// One channel's numbers.
+  struct Channel {
+    V mean, scale, bias;
+    __device__ V operator()(V x) const { return fma(x - mean, scale, bias); }
+  };
+  __device__ Channel of(std::int64_t c) const { return {channels.mean[c], channels.scale[c], bias[c]}; }
+  __device__ V operator()(std::int64_t, std::int64_t c, const V (&in)[1]) const {
+    return rectifier.value(of(c)(in[0]));
+  }
+};
 
 struct FirstOfChannel {
   std::int64_t inner;
@@ -15,16 +50,17 @@ struct FirstOfChannel {
 
 template <class V>
 struct StoreStatistics {
-  V *mean, *var;
+  Channels<V> channels;
+  Parameter<V> weight;
   Reader<V> running_mean, running_var;
-  Writer<V> new_mean, new_var;
-  bool moves;
-  double momentum, unbiased;  // the latter: n / (n - 1)
+  Writer<V> new_mean, new_var;  // null data: there are none
+  double momentum, unbiased;    // the latter: n / (n - 1)
+  std::int64_t* batches;        // or null
 
   __device__ void operator()(std::int64_t c, double m, double v) const {
-    mean[c] = static_cast<V>(m);
-    var[c] = static_cast<V>(v);
-    if (!moves) return;
+    channels.store(c, m, v, weight[c]);
+    if (c == 0 && batches != nullptr) ++*batches;
+    if (new_mean.data == nullptr) return;
     const auto moved = [&](V old, double value) {
       return static_cast<V>((1 - momentum) * static_cast<double>(old) + momentum * value);
     };
@@ -34,61 +70,52 @@ struct StoreStatistics {
 };
 
 template <class V>
-void statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
-                const Tensor& running_var, const Tensor& mean, const Tensor& var) {
+void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Channels<V>& channels,
+                      const Parameter<V>& weight, const Tensor& running_mean, const Tensor& running_var) {
   const Axis axis = Axis::of(x, 1);
   const double n = static_cast<double>(x.count() / axis.size);
-  StoreStatistics<V> store{mean.data<V>(),         var.data<V>(),    {},         {}, {}, {},
-                           running_mean.defined(), options.momentum, n / (n - 1)};
+  StoreStatistics<V> store{channels, weight, {}, {}, {}, {}, options.momentum, n / (n - 1), nullptr};
   if (running_mean.defined()) {
     store.running_mean = Reader<V>(running_mean);
     store.running_var = Reader<V>(running_var);
     store.new_mean = Writer<V>(running_mean);
     store.new_var = Writer<V>(running_var);
   }
+  if (options.batches.defined()) store.batches = options.batches.data<std::int64_t>();
   const ChannelLoops loops(axis);
   reduce("batch_norm", x.device(), loops.kept, loops.reduced, is_aligned(x.raw(), size_of(x.dtype())),
          Moments<V, FirstOfChannel, StoreStatistics<V>>{{}, Reader<V>(x), {axis.inner}, n, store});
 }
 
-/// coefficients[c] = weight / sqrt(var + eps).
 template <class V>
-void make_scales(const Tensor& var, double eps, const Tensor& weight, V* scales) {
+void forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+             const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
+             const Tensor& y) {
+  const Channels<V> channels(statistics, options.eps);
   const Parameter<V> w(weight, 1);
-  const V* const v = var.data<V>();
-  for_each("batch_norm", var.device(), var.count(), [=] __device__(std::int64_t c) {
-    scales[c] = static_cast<V>(static_cast<double>(w[c]) / sqrt(v[c] + eps));
-  });
-}
-
-template <class V>
-struct Apply {
-  const V *mean, *scale;
-  Parameter<V> bias;
-  __device__ V operator()(std::int64_t, std::int64_t c, const V (&in)[1]) const {
-    return (in[0] - mean[c]) * scale[c] + bias[c];
+  if (options.training) {
+    batch_statistics(x, options, channels, w, running_mean, running_var);
+  } else {
+    const Reader<V> mean(running_mean), var(running_var);
+    for_each("batch_norm", x.device(), x.size(1), [=] __device__(std::int64_t c) {
+      channels.store(c, static_cast<double>(mean[c]), static_cast<double>(var[c]), w[c]);
+    });
   }
-};
-
-template <class V>
-void apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean, const Tensor& var,
-           double eps, const Tensor& y) {
-  const Workspace<V> scales(x.device(), var.count());
-  make_scales<V>(var, eps, weight, scales.data());
-  channel_map<V, 1>("batch_norm", {x}, y, Apply<V>{mean.data<V>(), scales.data(), Parameter<V>(bias, 0)});
+  channel_map<V, 1>("batch_norm", {x}, y,
+                    Normalize<V>{channels, Parameter<V>(bias, 0), {options.negative_slope}});
 }
 
-/// The sums of gy and gy * (x - mean) over a channel, and what follows from them.
+/// The sums of gu and gu * (x - mean) over a channel, and what follows from them.
 template <class V>
 struct GradientSums : SumsReduction {
   struct Value {
     V x, g;
   };
-  using Center = V;
+  using Center = typename Normalize<V>::Channel;
 
   Reader<V> x, gy;
-  const V *mean, *var;
-  double count, eps;
+  Normalize<V> normalize;
+  double count;
   V *mean_g, *slope;  // both null without training
   Writer<V> gw, gb;   // null data: not wanted
 
@@ -100,15 +127,15 @@ struct GradientSums : SumsReduction {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) values[j] = {xs[j], gs[j]};
   }
-  __device__ V center(std::int64_t c) const {
-    return mean[c];
+  __device__ Center center(std::int64_t c) const {
+    return normalize.of(c);
   }
-  __device__ Sums add(const Sums& total, const Value& value, V m) const {
-    const double g = static_cast<double>(value.g);
-    return {total.a + g, total.b + g * static_cast<double>(value.x - m)};
+  __device__ Sums add(const Sums& total, const Value& value, const Center& channel) const {
+    const double g = static_cast<double>(normalize.rectifier.gradient(channel(value.x), value.g));
+    return {total.a + g, total.b + g * static_cast<double>(value.x - channel.mean)};
   }
   __device__ void finish(std::int64_t c, const Sums& total) const {
-    const double v = static_cast<double>(var[c]) + eps;
+    const double v = static_cast<double>(normalize.channels.var[c]) + normalize.channels.eps;
     if (gb.data != nullptr) gb.write(c, static_cast<V>(total.a));
     if (gw.data != nullptr) gw.write(c, static_cast<V>(total.b / sqrt(v)));
     if (mean_g == nullptr) return;
@@ -119,18 +146,23 @@ struct GradientSums : SumsReduction {
 
 template <class V>
 struct InputGradient {
-  const V *mean, *scale, *mean_g, *slope;
+  Normalize<V> normalize;
+  const V *mean_g, *slope;
   __device__ V operator()(std::int64_t, std::int64_t c, const V (&in)[2]) const {
-    if (mean_g == nullptr) return in[0] * scale[c];
-    return (in[0] - mean_g[c] - (in[1] - mean[c]) * slope[c]) * scale[c];
+    const auto channel = normalize.of(c);
+    const V gu = normalize.rectifier.gradient(channel(in[1]), in[0]);
+    if (mean_g == nullptr) return gu * channel.scale;
+    return (gu - mean_g[c] - (in[1] - channel.mean) * slope[c]) * channel.scale;
   }
 };
 
 template <class V>
-void backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& var,
+void backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
               const BatchNormOptions& options, const Tensor& gx, const Tensor& gw, const Tensor& gb) {
   const Axis axis = Axis::of(x, 1);
-  const Workspace<V> sums(x.device(), 2 * axis.size), scales(x.device(), axis.size);
+  const Normalize<V> normalize{
+      Channels<V>(statistics, options.eps), Parameter<V>(bias, 0), {options.negative_slope}};
+  const Workspace<V> sums(x.device(), 2 * axis.size);
   V* const mean_g = options.training ? sums.data() : nullptr;
   V* const slope = options.training ? sums.data() + axis.size : nullptr;
   if (options.training || gw.defined() || gb.defined()) {
@@ -140,40 +172,31 @@ void backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Ten
            GradientSums<V>{{},
                            Reader<V>(x),
                            Reader<V>(gy),
-                           mean.data<V>(),
-                           var.data<V>(),
+                           normalize,
                            static_cast<double>(x.count() / axis.size),
-                           options.eps,
                            mean_g,
                            slope,
                            gw.defined() ? Writer<V>(gw) : Writer<V>(),
                            gb.defined() ? Writer<V>(gb) : Writer<V>()});
   }
-  if (!gx.defined()) return;
-  make_scales<V>(var, options.eps, weight, scales.data());
-  channel_map<V, 2>("batch_norm", {gy, x}, gx,
-                    InputGradient<V>{mean.data<V>(), scales.data(), mean_g, slope});
+  if (gx.defined()) channel_map<V, 2>("batch_norm", {gy, x}, gx, InputGradient<V>{normalize, mean_g, slope});
 }
 
 }  // namespace
 
-void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
-                           const Tensor& running_var, const Tensor& mean, const Tensor& var) {
-  x.dtype() == DType::float64 ? statistics<double>(x, options, running_mean, running_var, mean, var)
-                              : statistics<float>(x, options, running_mean, running_var, mean, var);
+void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
+                const Tensor& y) {
+  x.dtype() == DType::float64
+      ? forward<double>(x, weight, bias, running_mean, running_var, options, statistics, y)
+      : forward<float>(x, weight, bias, running_mean, running_var, options, statistics, y);
 }
 
-void batch_norm_apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                      const Tensor& var, double eps, const Tensor& y) {
-  x.dtype() == DType::float64 ? apply<double>(x, weight, bias, mean, var, eps, y)
-                              : apply<float>(x, weight, bias, mean, var, eps, y);
-}
-
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
-                         const Tensor& var, const BatchNormOptions& options, const Tensor& gx,
-                         const Tensor& gw, const Tensor& gb) {
-  x.dtype() == DType::float64 ? backward<double>(gy, x, weight, mean, var, options, gx, gw, gb)
-                              : backward<float>(gy, x, weight, mean, var, options, gx, gw, gb);
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+                         const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
+                         const Tensor& gb) {
+  x.dtype() == DType::float64 ? backward<double>(gy, x, bias, statistics, options, gx, gw, gb)
+                              : backward<float>(gy, x, bias, statistics, options, gx, gw, gb);
 }
 
 }  // namespace tapedeck::cu

@@ -14,6 +14,9 @@ struct BatchNormOptions {
   bool training = false;  ///< use the batch's statistics and move the running ones towards them
   double momentum = 0.1;  ///< running = (1 - momentum) * running + momentum * the batch's
   double eps = 1e-5;
+  /// Negative results are multiplied by it: as leaky_relu() behind it would, or relu() where it is 0.
+  double negative_slope = 1;
+  Tensor batches = {};  ///< or none: int64, one element on x's device, which counts the batches of training
 };
 
 /// Over all dimensions but the channels, of x [n, c, ...]; weight, bias and the running statistics are [c].
@@ -32,20 +35,19 @@ Variable group_norm(const Variable& x, std::int64_t groups, const Variable& weig
 Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Variable& weight = {},
                     const Variable& bias = {}, double eps = 1e-5);
 
-// In these, tensors marked "or none" may be undefined, and x has elements. `mean` and `var` are float64 for a
+// In these, tensors marked "or none" may be undefined, and x has elements. Statistics are float64 for a
 // float64 x, else float32; y, gy and gx have x's dtype and layout. What belongs to channels (weight, bias,
 // the running statistics and gradients of them) has x's dtype or, for a half x, may be float32.
 namespace cpu {
-/// mean and var [c] = the batch's, and the running statistics (or none) move towards them.
-void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
-                           const Tensor& running_var, const Tensor& mean, const Tensor& var);
-/// y = x normalised with the given mean and var [c].
-void batch_norm_apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                      const Tensor& var, double eps, const Tensor& y);
-/// The gradients (or none) of x, weight and bias. With `training`, mean and var are functions of x.
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
-                         const Tensor& var, const BatchNormOptions& options, const Tensor& gx,
-                         const Tensor& gw, const Tensor& gb);
+/// statistics [3, c] = mean and var, which are the batch's in training, and weight / sqrt(var + eps);
+/// y = x normalised with them, and rectified. The running statistics (or none) move as options say.
+void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
+                const Tensor& y);
+/// The gradients (or none) of x, weight and bias. In training, the statistics are functions of x.
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+                         const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
+                         const Tensor& gb);
 
 /// mean and var [n, groups], and y = normalised x.
 void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& mean,
@@ -55,13 +57,12 @@ void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight
                          const Tensor& var, double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb);
 }  // namespace cpu
 namespace cu {
-void batch_norm_statistics(const Tensor& x, const BatchNormOptions& options, const Tensor& running_mean,
-                           const Tensor& running_var, const Tensor& mean, const Tensor& var);
-void batch_norm_apply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                      const Tensor& var, double eps, const Tensor& y);
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,
-                         const Tensor& var, const BatchNormOptions& options, const Tensor& gx,
-                         const Tensor& gw, const Tensor& gb);
+void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
+                const Tensor& y);
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+                         const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
+                         const Tensor& gb);
 void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& mean,
                 const Tensor& var, const Tensor& y);
 void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean,

@@ -53,6 +53,59 @@ TEST(BatchNorm, EvaluationUsesTheRunningStatistics) {
   }
 }
 
+TEST(BatchNorm, RectifiesNegativeResults) {
+  for (const Shape& shape : kShapes) {
+    const std::int64_t c = shape[1];
+    const Tensor x = randn(shape, kDouble), gy = randn(shape, kDouble);
+    const Tensor w = randn({c}, kDouble), b = randn({c}, kDouble);
+    const Tensor mean = randn({c}, kDouble), var = (rand({c}, kDouble) + 0.5).tensor();
+    for (double slope : {0.0, 0.2}) {
+      for (bool training : {true, false}) {
+        SCOPED_TRACE(concat(shape, " slope ", slope, training ? " in training" : ""));
+        Reference reference{channels(shape), channels(shape), {}, {}, {}, {}, {}, {}, slope};
+        if (!training) reference.mean = mean.to_vector<double>(), reference.var = var.to_vector<double>();
+        expect_norm(
+            reference, x, w, b, gy,
+            [&](const Variable& in, const Variable& weight, const Variable& bias) {
+              return batch_norm(in, weight, bias, mean.clone(), var.clone(),
+                                {.training = training, .eps = kEps, .negative_slope = slope});
+            },
+            !training);
+      }
+    }
+  }
+}
+
+TEST(BatchNorm, RectifyingEqualsTheActivationBehindItToTheBit) {
+  for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+    const Tensor x = randn({3, 5, 7, 9}).to(layout), gy = randn({3, 5, 7, 9}).to(layout);
+    const Tensor w = randn({5}), b = randn({5});
+    for (double slope : {0.0, 0.2, 1.0}) {
+      const auto run = [&](bool fused) {
+        const Variables leaves{Variable::parameter(x), Variable::parameter(w), Variable::parameter(b)};
+        Tape tape;
+        Variable y = batch_norm(leaves[0], leaves[1], leaves[2], {}, {},
+                                {.training = true, .negative_slope = fused ? slope : 1});
+        if (!fused) y = slope == 0 ? relu(y) : leaky_relu(y, slope);
+        tape.backward(y, {.gradient = gy});
+        std::vector<std::vector<float>> results{y.tensor().to_vector<float>()};
+        for (const Variable& leaf : leaves) results.push_back(leaf.grad().tensor().to_vector<float>());
+        return results;
+      };
+      EXPECT_EQ(run(true), run(false)) << to_string(layout) << " slope " << slope;
+    }
+  }
+}
+
+TEST(BatchNorm, CountsBatchesOfTraining) {
+  const Tensor x = randn({4, 2}), mean = Tensor::zeros({2}), var = Tensor::ones({2});
+  const Tensor batches = Tensor::full({}, 5, {.dtype = DType::int64});
+  for (bool training : {true, false, true}) {
+    batch_norm(x, {}, {}, mean, var, {.training = training, .batches = batches});
+  }
+  EXPECT_EQ(batches.item(), 7);
+}
+
 TEST(BatchNorm, ValuesOfPyTorch) {
   // torch.nn.functional.batch_norm(x, rm, rv, w, b, training=True, momentum=0.1, eps=1e-5)
   const Tensor x = Tensor::from({1., 2., 3., 4., 10., 30.}, {3, 2});
@@ -175,6 +228,12 @@ TEST(BatchNorm, FirstAndSecondDerivatives) {
         };
         gradcheck(f, {x, w, b});
         gradgradcheck(f, {x, w, b});
+        const auto rectified = [&](const Variables& in) {
+          return batch_norm(in[0], in[1], in[2], mean.clone(), var.clone(),
+                            {.training = training, .eps = kEps, .negative_slope = 0.3});
+        };
+        gradcheck(rectified, {x, w, b});
+        gradgradcheck(rectified, {x, w, b});
       }
       const auto plain = [&](const Variables& in) {
         return batch_norm(in[0], {}, {}, {}, {}, {.training = true});
@@ -207,6 +266,8 @@ TEST(BatchNorm, ErrorsNameValuesAndRanges) {
       "batch_norm: x [1,3,1,1] has 1 value a channel; legal in training is 2 or more");
   error([&] { batch_norm(x, {}, {}, three, three, {.momentum = 1.5}); },
         "momentum 1.5 is not legal; legal is 0 to 1");
+  error([&] { batch_norm(x, {}, {}, three, three, {.batches = Tensor::ones({3})}); },
+        "batch_norm: batches is float32 [3] on cpu; legal is one int64 on cpu");
   error([&] { batch_norm(x, {}, {}, three, three, {.eps = -1}); }, "eps -1 is not legal; legal is 0 or more");
   error([&] { batch_norm(x, Tensor::ones({3}, kDouble), {}, three, three); },
         "x is float32 but weight is float64");

@@ -1,6 +1,7 @@
 #include <tapedeck/tapedeck.h>
 
 #include <cmath>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -32,6 +33,32 @@ TEST(BatchNormLayer, TrainsOnTheBatchAndEvaluatesOnWhatItTracked) {
   const double x0 = x.to_vector<double>()[0];
   EXPECT_NEAR(layer(x).tensor().to_vector<double>()[0], (x0 - mean) / std::sqrt(var + 1e-5), 1e-5);
   EXPECT_EQ(layer.num_batches_tracked.item(), 1);
+}
+
+TEST(BatchNormLayer, IsFusedWithTheActivationBehindItUnlessAHookSeesItsResult) {
+  const nn::BatchNorm2d norm({.num_features = 3});
+  const Tensor x = randn({2, 3, 4, 5});
+  for (const bool leaky : {false, true}) {
+    nn::Sequential model(norm);
+    leaky ? model.push_back(nn::LeakyReLU({.negative_slope = 0.2})) : model.push_back(nn::ReLU());
+    const auto run = [&] {
+      const Variable leaf = Variable::parameter(x);
+      Tape tape;
+      const Variable y = model(leaf);
+      tape.backward(y, {.gradient = x});
+      return std::tuple(y.tensor().to_vector<float>(), leaf.grad().tensor().to_vector<float>(), tape.size());
+    };
+    const auto [y, gradient, ops] = run();
+    EXPECT_EQ(ops, 1u);
+    Variable seen;
+    model[0].register_forward_hook([&](const nn::Module&, const Variable&, const Variable& between) {
+      seen = between;
+      return Variable();
+    });
+    EXPECT_EQ(run(), std::tuple(y, gradient, std::size_t{2}));
+    EXPECT_LT(min(seen).item(), -1);
+    model[0].clear_hooks();
+  }
 }
 
 TEST(BatchNormLayer, HasPyTorchsNames) {
