@@ -1,6 +1,7 @@
 // Copies between devices, dtypes and layouts, and fills.
 #include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 #include <cstring>
 
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(kTile* kTileRows)
     transpose_kernel(const T* in, T* out, std::int64_t rows, std::int64_t columns, std::int64_t tiles_down,
                      std::int64_t tiles_across) {
   __shared__ T tile[kTile][kTile + 1];
+  await_previous();
   const std::int64_t block = blockIdx.x, across = block % tiles_across;
   const std::int64_t down = block / tiles_across % tiles_down, image = block / tiles_across / tiles_down;
   in += image * rows * columns;
@@ -80,11 +82,9 @@ void transpose(const Tensor& in, const Tensor& out) {
   const bool to_nhwc = out.layout() == Layout::nhwc;
   const std::int64_t rows = to_nhwc ? channels : pixels, columns = to_nhwc ? pixels : channels;
   const std::int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
-  const DeviceScope scope(out.device());
-  transpose_kernel<<<grid_size("copy", in.size(0) * down * across), dim3(kTile, kTileRows), 0,
-                     stream_of(out.device())>>>(static_cast<const Bits*>(in.raw()),
-                                                static_cast<Bits*>(out.raw()), rows, columns, down, across);
-  check_launch("copy");
+  launch_kernel("copy", out.device(), transpose_kernel<Bits>, grid_size("copy", in.size(0) * down * across),
+                dim3(kTile, kTileRows), static_cast<const Bits*>(in.raw()), static_cast<Bits*>(out.raw()),
+                rows, columns, down, across);
 }
 
 void transpose(const Tensor& in, const Tensor& out) {

@@ -1,5 +1,6 @@
 // CUDA devices: errors, memory behind the caching allocator, and default contexts.
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 #include <algorithm>
 #include <atomic>
@@ -134,6 +135,16 @@ class CudaMemory final : public DeviceMemory {
   std::vector<cudaEvent_t> idle_;
 };
 
+__global__ void probe_kernel() {}
+
+/// Whether the code that runs on the current device was compiled for Hopper or later: PTX for older GPUs,
+/// which the driver translates for newer ones, does not wait by itself.
+bool has_code_that_waits() {
+  cudaFuncAttributes attributes{};
+  check_cuda(cudaFuncGetAttributes(&attributes, probe_kernel), "cudaFuncGetAttributes");
+  return attributes.ptxVersion >= 90;
+}
+
 /// What exists once for each device that is used. Never destroyed: it outlives every static tensor.
 struct DeviceState {
   explicit DeviceState(Device device)
@@ -143,6 +154,8 @@ struct DeviceState {
         context(device, stream, allocator) {
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index),
                "cudaDeviceGetAttribute");
+    const DeviceScope scope(device);
+    overlaps_launches = has_code_that_waits();
   }
 
   static cudaStream_t new_stream(Device device) {
@@ -157,6 +170,7 @@ struct DeviceState {
   cudaStream_t stream;
   Context context;
   int multiprocessors = 0;
+  bool overlaps_launches = false;
 };
 
 DeviceState& state_of(Device device) {
@@ -198,6 +212,10 @@ const Context& default_context(Device device) {
 
 int multiprocessors(Device device) {
   return state_of(device).multiprocessors;
+}
+
+bool overlaps_launches(Device device) {
+  return state_of(device).overlaps_launches;
 }
 
 }  // namespace tapedeck::cu

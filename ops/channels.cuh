@@ -18,34 +18,51 @@ struct Parameter {
   __device__ V operator[](std::int64_t c) const { return defined ? values[c] : none; }
 };
 
+/// Where an element is: its outer index and its channel (Axis::of(x, 1)).
+struct ChannelPlace {
+  std::int64_t row, channel;
+};
+
+/// What channel_map_kernel() is told of a tensor.
+struct ChannelMapCall {
+  std::int64_t count, channels, inner;
+  bool packed;  // all vectors are aligned, and of one channel or of neighbouring ones
+  bool small;   // the count fits 32 bits
+
+  __device__ ChannelPlace place(std::int64_t i) const {
+    if (small) {  // 64-bit divisions are slow
+      const auto line = static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(inner);
+      const auto row = line / static_cast<std::uint32_t>(channels);
+      return {row, line - row * static_cast<std::uint32_t>(channels)};
+    }
+    const std::int64_t line = i / inner, row = line / channels;
+    return {row, line - row * channels};
+  }
+};
+
 template <class V, int kInputs, class F>
 __global__ void __launch_bounds__(kThreads)
-    channel_map_kernel(std::int64_t count, std::int64_t channels, std::int64_t inner, bool packed,
+    channel_map_kernel(const __grid_constant__ ChannelMapCall call,
                        const __grid_constant__ std::array<Reader<V>, kInputs> in, Writer<V> out, const F f) {
+  await_previous();
   const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
-  if (first >= count) return;
-  const int n = packed ? kVector : static_cast<int>(::min(count - first, std::int64_t{kVector}));
+  if (first >= call.count) return;
+  const int n = call.packed ? kVector : static_cast<int>(::min(call.count - first, std::int64_t{kVector}));
   V values[kInputs][kVector];
 #pragma unroll
-  for (int k = 0; k < kInputs; ++k) read_run(in.data()[k], first, n, 1, packed, values[k]);
+  for (int k = 0; k < kInputs; ++k) read_run(in.data()[k], first, n, 1, call.packed, values[k]);
   V results[kVector];
-  // With whole vectors, all of one lie in a run of one channel or step through neighbouring channels.
-  const std::int64_t line = first / inner;
-  std::int64_t row = line / channels, channel = line - row * channels;
+  ChannelPlace at = call.place(first);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     if (j >= n) break;
-    if (!packed) {
-      const std::int64_t run = (first + j) / inner;
-      row = run / channels;
-      channel = run - row * channels;
-    }
+    if (!call.packed && j > 0) at = call.place(first + j);
     V inputs[kInputs];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) inputs[k] = values[k][j];
-    results[j] = f(row, channel + (packed && inner == 1 ? j : 0), inputs);
+    results[j] = f(at.row, at.channel + (call.packed && call.inner == 1 ? j : 0), inputs);
   }
-  if (packed) return out.write(first, results);
+  if (call.packed) return out.write(first, results);
   for (int j = 0; j < n; ++j) out.write(first + j, results[j]);
 }
 
@@ -61,11 +78,11 @@ void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Te
     readers[k] = Reader<V>(in[k]);
     packed = packed && is_aligned(in[k].raw(), size_of(in[k].dtype()));
   }
-  const DeviceScope scope(out.device());
-  channel_map_kernel<V, kInputs, F>
-      <<<grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, 0, stream_of(out.device())>>>(
-          out.count(), axis.size, axis.inner, packed, readers, Writer<V>(out), f);
-  check_launch(op);
+  const ChannelMapCall call{out.count(), axis.size, axis.inner, packed,
+                            out.count() < (std::int64_t{1} << 31)};
+  launch_kernel(op, out.device(), channel_map_kernel<V, kInputs, F>,
+                grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, call, readers,
+                Writer<V>(out), f);
 }
 
 /// Two sums in float64.

@@ -10,6 +10,7 @@
 
 #include <tapedeck/ops/strided.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 namespace tapedeck::cu {
 
@@ -43,12 +44,15 @@ __device__ __forceinline__ void map_read(const Reader<V>& x, const MapAccess& ac
 template <class Index, int N>
 __device__ __forceinline__ void add_place(const StridedLoop<N>& loop, int outer, Index row,
                                           std::int64_t (&at)[N]) {
-  for (int d = outer - 1; d >= 0; --d) {
+  for (int d = outer - 1; d > 0; --d) {
     const Index size = static_cast<Index>(loop.sizes[d]), next = row / size, position = row - next * size;
     row = next;
 #pragma unroll
     for (int k = 0; k < N; ++k) at[k] += static_cast<std::int64_t>(position) * loop.strides[k][d];
   }
+  if (outer == 0) return;
+#pragma unroll
+  for (int k = 0; k < N; ++k) at[k] += static_cast<std::int64_t>(row) * loop.strides[k][0];
 }
 
 /// Where element i of the loop is in each tensor.
@@ -102,6 +106,7 @@ __device__ __forceinline__ void map_thread(const MapCall<V, R, N>& call, const F
 template <class V, class R, int N, class F>
 __global__ void __launch_bounds__(kThreads)
     map_kernel(const __grid_constant__ MapCall<V, R, N> call, const F f, std::int64_t n) {
+  await_previous();
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) map_thread(call, f, i, std::make_index_sequence<N>());
 }
@@ -134,10 +139,8 @@ void map(const char* op, const F& f, const Tensor& out, const In&... x) {
   const std::int64_t inner = loop.sizes[loop.rank - 1];
   const std::int64_t threads = out.count() / inner * ceil_div(inner, kVector);
   call.small = out.count() < (std::int64_t{1} << 31);
-  const DeviceScope scope(out.device());
-  map_kernel<<<grid_size(op, ceil_div(threads, kThreads)), kThreads, 0, stream_of(out.device())>>>(call, f,
-                                                                                                   threads);
-  check_launch(op);
+  launch_kernel(op, out.device(), map_kernel<V, R, kInputs, F>, grid_size(op, ceil_div(threads, kThreads)),
+                kThreads, call, f, threads);
 }
 
 /// The same with V chosen by the inputs' dtype; floating types only.

@@ -7,6 +7,7 @@
 
 #include <tapedeck/ops/optimizer_formulas.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 namespace tapedeck::cu {
 
@@ -122,6 +123,7 @@ template <class T, class Rule, int kSlots, class Settings, std::size_t... k>
 __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, Settings settings,
                                              const double* live, const std::uint8_t* skip,
                                              std::index_sequence<k...>) {
+  await_previous();
   if (skip != nullptr && *skip != 0) return;
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
@@ -157,28 +159,26 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kTensors)
     count_kernel(const __grid_constant__ TensorList<1> list, const std::uint8_t* skip) {
+  await_previous();
   if (skip != nullptr && *skip != 0) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < list.tensors) ++*static_cast<std::int64_t*>(list.arrays[0][i]);
 }
 
-void count_step(const char* op, const OptimizerBatch& batch, const std::uint8_t* skip, cudaStream_t stream) {
+void count_step(const char* op, const OptimizerBatch& batch, const std::uint8_t* skip) {
   for_each_list<1>(
       batch.steps, [&](std::size_t i) { return std::array{batch.steps[i].raw()}; },
       [&](const TensorList<1>& list, std::int64_t) {
-        count_kernel<<<1, kTensors, 0, stream>>>(list, skip);
-        check_launch(op);
+        launch_kernel(op, batch.steps[0].device(), count_kernel, 1, kTensors, list, skip);
       });
 }
 
 template <class Settings>
 void update(const char* op, const OptimizerBatch& batch, const Settings& settings) {
   const Device device = batch.parameters[0].device();
-  const DeviceScope scope(device);
-  const cudaStream_t stream = stream_of(device);
   const double* const live = batch.live.defined() ? batch.live.data<double>() : nullptr;
   const std::uint8_t* const skip = batch.skip.defined() ? batch.skip.data<std::uint8_t>() : nullptr;
-  count_step(op, batch, skip, stream);
+  count_step(op, batch, skip);
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     formula::visit_rule<accumulate_t<T>>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
       const auto arrays = [&](std::size_t i) {
@@ -188,9 +188,8 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
         return all;
       };
       for_each_list<3 + kSlots>(batch.parameters, arrays, [&](const auto& list, std::int64_t) {
-        update_kernel<T, Rule, static_cast<int>(kSlots)>
-            <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, settings, live, skip);
-        check_launch(op);
+        launch_kernel(op, device, update_kernel<T, Rule, static_cast<int>(kSlots), Settings>,
+                      static_cast<unsigned>(list.blocks()), kThreads, list, settings, live, skip);
       });
     });
   });
@@ -212,6 +211,7 @@ __device__ double block_total(double value) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     square_sum_kernel(const __grid_constant__ TensorList<1> list, double* sums) {
+  await_previous();
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   double sum = 0;
   for_each_vector(piece, [&](std::int64_t i, int n) {
@@ -228,6 +228,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     norm_kernel(const double* sums, std::int64_t count, double* norm) {
+  await_previous();
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < count; i += kThreads) sum += sums[i];
   sum = block_total(sum);
@@ -238,6 +239,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const __grid_constant__ TensorList<2> list, const double* norm, double max_norm) {
+  await_previous();
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   const double ratio = max_norm / (*norm + 1e-6);
@@ -255,6 +257,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     average_kernel(const __grid_constant__ TensorList<2> list, double fixed_decay, const double* live_decay) {
+  await_previous();
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   const double decay = live_decay != nullptr ? *live_decay : fixed_decay;
@@ -273,6 +276,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     unscale_kernel(const __grid_constant__ TensorList<2> list, const float* scale, std::uint8_t* overflow) {
+  await_previous();
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
   const A factor = 1 / static_cast<A>(*scale);
@@ -292,6 +296,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void update_scale_kernel(float* scale, std::int64_t* updates, std::uint8_t* overflow,
                                     double growth, double backoff, std::int64_t interval) {
+  await_previous();
   formula::update_scale(*scale, *updates, *overflow, growth, backoff, interval);
 }
 
@@ -319,8 +324,6 @@ void rmsprop(const OptimizerBatch& batch, const RmspropSettings& settings) {
 }
 
 void global_norm(const Tensors& xs, const Tensor& out) {
-  const DeviceScope scope(out.device());
-  const cudaStream_t stream = stream_of(out.device());
   const std::int64_t pieces = count_pieces(xs);
   const Workspace<double> sums(out.device(), pieces);
   if (pieces > 0) {
@@ -328,24 +331,21 @@ void global_norm(const Tensors& xs, const Tensor& out) {
       for_each_list<1>(
           xs, [&](std::size_t i) { return std::array{xs[i].raw()}; },
           [&](const TensorList<1>& list, std::int64_t first) {
-            square_sum_kernel<T>
-                <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream>>>(list, sums.data() + first);
-            check_launch("global_norm");
+            launch_kernel("global_norm", out.device(), square_sum_kernel<T>,
+                          static_cast<unsigned>(list.blocks()), kThreads, list, sums.data() + first);
           });
     });
   }
-  norm_kernel<<<1, kThreads, 0, stream>>>(sums.data(), pieces, out.data<double>());
-  check_launch("global_norm");
+  launch_kernel("global_norm", out.device(), norm_kernel, 1, kThreads, sums.data(), pieces,
+                out.data<double>());
 }
 
 void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const Tensors& out) {
   if (xs.empty()) return;
-  const DeviceScope scope(norm.device());
   visit_floating("scale_to_norm", xs[0].dtype(), [&]<class T>() {
     for_each_pair(xs, out, [&](const TensorList<2>& list) {
-      scale_kernel<T><<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(norm.device())>>>(
-          list, norm.data<double>(), max_norm);
-      check_launch("scale_to_norm");
+      launch_kernel("scale_to_norm", norm.device(), scale_kernel<T>, static_cast<unsigned>(list.blocks()),
+                    kThreads, list, norm.data<double>(), max_norm);
     });
   });
 }
@@ -353,34 +353,27 @@ void scale_to_norm(const Tensors& xs, const Tensor& norm, double max_norm, const
 void update_averages(const Tensors& averages, const Tensors& values, double decay, const Tensor& live_decay) {
   const Device device = values[0].device();
   const double* const live = live_decay.defined() ? live_decay.data<double>() : nullptr;
-  const DeviceScope scope(device);
   visit_floating("update_averages", values[0].dtype(), [&]<class T>() {
     for_each_pair(averages, values, [&](const TensorList<2>& list) {
-      average_kernel<T>
-          <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(device)>>>(list, decay, live);
-      check_launch("update_averages");
+      launch_kernel("update_averages", device, average_kernel<T>, static_cast<unsigned>(list.blocks()),
+                    kThreads, list, decay, live);
     });
   });
 }
 
 void unscale(const Tensors& gradients, const LossScale& loss, const Tensors& out) {
-  const DeviceScope scope(loss.scale.device());
   visit_floating("unscale", gradients[0].dtype(), [&]<class T>() {
     for_each_pair(gradients, out, [&](const TensorList<2>& list) {
-      unscale_kernel<T>
-          <<<static_cast<unsigned>(list.blocks()), kThreads, 0, stream_of(loss.scale.device())>>>(
-              list, loss.scale.data<float>(), loss.overflow.data<std::uint8_t>());
-      check_launch("unscale");
+      launch_kernel("unscale", loss.scale.device(), unscale_kernel<T>, static_cast<unsigned>(list.blocks()),
+                    kThreads, list, loss.scale.data<float>(), loss.overflow.data<std::uint8_t>());
     });
   });
 }
 
 void update_scale(const LossScale& loss, double growth, double backoff, std::int64_t interval) {
-  const DeviceScope scope(loss.scale.device());
-  update_scale_kernel<<<1, 1, 0, stream_of(loss.scale.device())>>>(
-      loss.scale.data<float>(), loss.growth.data<std::int64_t>(), loss.overflow.data<std::uint8_t>(), growth,
-      backoff, interval);
-  check_launch("update_scale");
+  launch_kernel("update_scale", loss.scale.device(), update_scale_kernel, 1, 1, loss.scale.data<float>(),
+                loss.growth.data<std::int64_t>(), loss.overflow.data<std::uint8_t>(), growth, backoff,
+                interval);
 }
 
 }  // namespace tapedeck::cu

@@ -77,6 +77,9 @@ inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1
   return plan;
 }
 
+/// Terms of a thread that are read at once.
+inline constexpr int kTermsAhead = 4;
+
 /// Folds the totals of a block's term lanes, pairwise, into those of lane 0. `totals` has one for each
 /// thread; the lanes of a result are `stride` threads apart.
 template <class Reduction>
@@ -112,6 +115,7 @@ __global__ void __launch_bounds__(kThreads)
                   typename Reduction::Total* partial) {
   using Total = typename Reduction::Total;
   __shared__ Total shared[kThreads];
+  await_previous();
   const int lanes = plan.term_lanes, result_lanes = kThreads / lanes;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = kColumns ? thread / result_lanes : thread % lanes;
@@ -135,33 +139,44 @@ __global__ void __launch_bounds__(kThreads)
   const int outer = kColumns ? plan.reduced.rank : plan.reduced.rank - 1;
   const std::int64_t inner = plan.reduced.sizes[plan.reduced.rank - 1];
   const std::int64_t step = kColumns ? 1 : plan.reduced.strides[0][plan.reduced.rank - 1];
-  for (std::int64_t term = begin; term < end; term += lanes) {
-    std::int64_t from[1] = {at[0]};
-    int n = results;
-    std::int64_t row = term;
-    if constexpr (!kColumns) {
-      std::int64_t vector = term;
-      row = 0;
-      if (outer > 0) {
-        row = term >> 32 == 0
-                  ? static_cast<std::uint32_t>(term) / static_cast<std::uint32_t>(plan.inner_vectors)
-                  : term / plan.inner_vectors;
-        vector = term - row * plan.inner_vectors;
-      }
-      const std::int64_t first = vector * kVector;
-      from[0] += first * step;
-      n = inner - first < kVector ? static_cast<int>(inner - first) : kVector;
-    }
-    if (row >> 32 == 0) {
-      add_place(plan.reduced, outer, static_cast<std::uint32_t>(row), from);
-    } else {
-      add_place(plan.reduced, outer, row, from);
-    }
-    typename Reduction::Value values[kVector];
-    r.read(from[0], n, step, plan.packed, values);
+  // Several terms are read before the first is added, so that a thread waits for memory less often.
+  for (std::int64_t first_term = begin; first_term < end; first_term += kTermsAhead * lanes) {
+    typename Reduction::Value values[kTermsAhead][kVector];
+    int counts[kTermsAhead];
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      if (j < n) totals[j] = r.add(totals[j], values[j], centers[kColumns ? j : 0]);
+    for (int a = 0; a < kTermsAhead; ++a) {
+      const std::int64_t term = first_term + a * lanes;
+      counts[a] = 0;
+      if (term >= end) continue;
+      std::int64_t from[1] = {at[0]};
+      counts[a] = results;
+      std::int64_t row = term;
+      if constexpr (!kColumns) {
+        std::int64_t vector = term;
+        row = 0;
+        if (outer > 0) {
+          row = term >> 32 == 0
+                    ? static_cast<std::uint32_t>(term) / static_cast<std::uint32_t>(plan.inner_vectors)
+                    : term / plan.inner_vectors;
+          vector = term - row * plan.inner_vectors;
+        }
+        const std::int64_t first = vector * kVector;
+        from[0] += first * step;
+        counts[a] = inner - first < kVector ? static_cast<int>(inner - first) : kVector;
+      }
+      if (row >> 32 == 0) {
+        add_place(plan.reduced, outer, static_cast<std::uint32_t>(row), from);
+      } else {
+        add_place(plan.reduced, outer, row, from);
+      }
+      r.read(from[0], counts[a], step, plan.packed, values[a]);
+    }
+#pragma unroll
+    for (int a = 0; a < kTermsAhead; ++a) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (j < counts[a]) totals[j] = r.add(totals[j], values[a][j], centers[kColumns ? j : 0]);
+      }
     }
   }
 
@@ -197,6 +212,7 @@ __global__ void __launch_bounds__(kThreads)
                 const typename Reduction::Total* partial, int lanes) {
   using Total = typename Reduction::Total;
   __shared__ Total shared[kThreads];
+  await_previous();
   const int result_lanes = kThreads / lanes, thread = static_cast<int>(threadIdx.x);
   const int lane = thread / result_lanes;
   const std::int64_t i = std::int64_t{blockIdx.x} * result_lanes + thread % result_lanes;
@@ -219,23 +235,16 @@ void reduce(const char* op, Device device, const StridedLoop<2>& kept, const Str
             bool aligned, const Reduction& r) {
   using Total = typename Reduction::Total;
   const ReducePlan plan = plan_reduction(kept, reduced, aligned);
-  const DeviceScope scope(device);
-  const cudaStream_t stream = stream_of(device);
   const Workspace<Total> partial(device, plan.chunks > 1 ? plan.chunks * plan.results : 0);
   const dim3 grid(grid_size(op, ceil_div(plan.result_vectors, kThreads / plan.term_lanes)),
                   static_cast<unsigned>(plan.chunks));
-  if (plan.columns) {
-    reduce_kernel<Reduction, true><<<grid, kThreads, 0, stream>>>(plan, r, partial.data());
-  } else {
-    reduce_kernel<Reduction, false><<<grid, kThreads, 0, stream>>>(plan, r, partial.data());
-  }
-  check_launch(op);
+  launch_kernel(op, device, plan.columns ? reduce_kernel<Reduction, true> : reduce_kernel<Reduction, false>,
+                grid, kThreads, plan, r, partial.data());
   if (plan.chunks == 1) return;
   const auto lanes = static_cast<int>(
       kThreads / std::bit_ceil(static_cast<std::uint64_t>(std::min<std::int64_t>(plan.results, kThreads))));
-  fold_kernel<<<grid_size(op, ceil_div(plan.results, kThreads / lanes)), kThreads, 0, stream>>>(
-      plan, r, partial.data(), lanes);
-  check_launch(op);
+  launch_kernel(op, device, fold_kernel<Reduction>, grid_size(op, ceil_div(plan.results, kThreads / lanes)),
+                kThreads, plan, r, partial.data(), lanes);
 }
 
 /// values[j] = x[at + j * step] for j < n; with `packed` as one vector.

@@ -1,0 +1,38 @@
+// Kernels that get ready while the one before them ends (Hopper's programmatic dependent launch): it saves most
+// of the time between small kernels, in streams and in graphs.
+#pragma once
+
+#include <tapedeck/core/cuda.cuh>
+
+namespace tapedeck::cu {
+
+/// Whether kernels were compiled for the device such that await_previous() waits.
+bool overlaps_launches(Device device);
+
+/// What a kernel that launch_kernel() queues begins with: waits until all that was queued before is done, and
+/// lets the next kernel's blocks come where this one's leave room, to wait as well.
+__device__ __forceinline__ void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// Queues a kernel, which must begin with await_previous(), on the current stream of `device`.
+template <class... P, class... A>
+void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
+                   const A&... arguments) {
+  const DeviceScope scope(device);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream_of(device);
+  config.attrs = &overlap;
+  config.numAttrs = overlaps_launches(device) ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, P(arguments)...), op);
+}
+
+}  // namespace tapedeck::cu
