@@ -191,6 +191,11 @@ std::vector<Tensor> CapturedStep::replay(Entry& entry, const std::vector<Tensor>
   return entry.outputs;
 }
 
+std::vector<Tensor> CapturedStep::own_inputs(const std::vector<Tensor>& inputs) const {
+  const auto seen = entries_.find(key_of(inputs));
+  return seen != entries_.end() && seen->second != nullptr ? seen->second->inputs : inputs;
+}
+
 std::size_t CapturedStep::graphs() const {
   return static_cast<std::size_t>(
       std::count_if(entries_.begin(), entries_.end(), [](const auto& e) { return e.second != nullptr; }));

@@ -64,6 +64,10 @@ class CapturedStep {
   /// captured and cannot be; the generators' states are then what they were.
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs);
 
+  /// Where the graph for such inputs reads them; `inputs` themselves as long as there is none. What is passed
+  /// from there is not copied: whoever writes each batch into these saves the copies.
+  std::vector<Tensor> own_inputs(const std::vector<Tensor>& inputs) const;
+
   /// How many graphs there are: one for each kind of inputs.
   std::size_t graphs() const;
   /// What the graphs' own memory holds. It is not part of the device's (core/memory.h).

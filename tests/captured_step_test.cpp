@@ -238,6 +238,21 @@ TEST_F(CudaCapturedStep, RunsThenCapturesThenReplays) {
   EXPECT_GT(step.memory_stats().in_use, 0u);
 }
 
+TEST_F(CudaCapturedStep, ReadsItsOwnInputsWhereTheyAre) {
+  CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors { return {(Variable(x[0]) * 2.0).tensor()}; });
+  const Tensors like{Tensor::full({5}, 1, {.device = kCuda})};
+  EXPECT_TRUE(step.own_inputs(like)[0].shares_storage(like[0]));
+  for (int i = 0; i < 3; ++i) step(like);
+  const Tensors own = step.own_inputs(like);
+  EXPECT_FALSE(own[0].shares_storage(like[0]));
+  EXPECT_EQ(own[0].to_vector<float>(), std::vector<float>(5, 1));
+  own[0].fill_(7);
+  EXPECT_EQ(step(own)[0].to_vector<float>(), std::vector<float>(5, 14));
+  EXPECT_EQ(step(like)[0].to_vector<float>(), std::vector<float>(5, 2));
+  EXPECT_EQ(step(own)[0].to_vector<float>(), std::vector<float>(5, 2));  // what was copied there
+  EXPECT_EQ(step.graphs(), 1u);
+}
+
 TEST_F(CudaCapturedStep, TakesNoMemoryAfterItIsCaptured) {
   CapturedStep step(kCuda,
                     [&](const Tensors& x) -> Tensors { return {exp(sum(x[0] * Variable(x[0]))).tensor()}; });
