@@ -78,10 +78,12 @@ ConvTranspose2d::ConvTranspose2d(const Options& options, Generator& generator) :
   init::uniform_(bias, -bound, bound, generator);
 }
 
-Variable ConvTranspose2d::forward(const Variable& x) {
+Variable ConvTranspose2d::forward_rectified(const Variable& x, double negative_slope) {
+  if (negative_slope < 0) return {};
   return conv_transpose2d(
       x, weight, bias,
-      {options_.stride, options_.padding, options_.output_padding, options_.dilation, options_.groups});
+      {options_.stride, options_.padding, options_.output_padding, options_.dilation, options_.groups},
+      negative_slope);
 }
 
 Variable ConvTranspose2d::forward(const Variable& x, const std::vector<std::int64_t>& output_size) {
@@ -106,8 +108,10 @@ Conv2d::Conv2d(const Options& options, Generator& generator) : options_(options)
   init::uniform_(bias, -bound, bound, generator);
 }
 
-Variable Conv2d::forward(const Variable& x) {
-  return conv2d(x, weight, bias, {options_.stride, options_.padding, options_.dilation, options_.groups});
+Variable Conv2d::forward_rectified(const Variable& x, double negative_slope) {
+  if (negative_slope < 0) return {};
+  return conv2d(x, weight, bias, {options_.stride, options_.padding, options_.dilation, options_.groups},
+                negative_slope);
 }
 
 std::string Conv2d::details() const {

@@ -20,7 +20,7 @@ class ConvTranspose2d final : public Module {
     bool bias = true;
   };
   explicit ConvTranspose2d(const Options& options, Generator& generator = default_generator());
-  Variable forward(const Variable& x) override;
+  Variable forward(const Variable& x) override { return forward_rectified(x, 1); }
   /// The result of spatial size `output_size`, which takes the place of output_padding.
   Variable forward(const Variable& x, const std::vector<std::int64_t>& output_size);
   const char* kind() const override { return "ConvTranspose2d"; }
@@ -28,6 +28,9 @@ class ConvTranspose2d final : public Module {
   const Options& options() const { return options_; }
 
   Variable weight, bias;  ///< bias is undefined without one
+
+ protected:
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:
   Options options_;
@@ -45,12 +48,15 @@ class Conv2d final : public Module {
     bool bias = true;
   };
   explicit Conv2d(const Options& options, Generator& generator = default_generator());
-  Variable forward(const Variable& x) override;
+  Variable forward(const Variable& x) override { return forward_rectified(x, 1); }
   const char* kind() const override { return "Conv2d"; }
   std::string details() const override;
   const Options& options() const { return options_; }
 
   Variable weight, bias;  ///< bias is undefined without one
+
+ protected:
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:
   Options options_;

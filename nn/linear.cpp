@@ -20,8 +20,8 @@ Linear::Linear(const Options& options, Generator& generator) {
   init::uniform_(bias, -bound, bound, generator);
 }
 
-Variable Linear::forward(const Variable& x) {
-  return linear(x, weight, bias);
+Variable Linear::forward_rectified(const Variable& x, double negative_slope) {
+  return negative_slope < 0 ? Variable() : linear(x, weight, bias, negative_slope);
 }
 
 std::string Linear::details() const {

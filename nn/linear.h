@@ -14,11 +14,14 @@ class Linear final : public Module {
     bool bias = true;
   };
   explicit Linear(const Options& options, Generator& generator = default_generator());
-  Variable forward(const Variable& x) override;
+  Variable forward(const Variable& x) override { return forward_rectified(x, 1); }
   const char* kind() const override { return "Linear"; }
   std::string details() const override;
 
   Variable weight, bias;  ///< bias is undefined without one
+
+ protected:
+  Variable forward_rectified(const Variable& x, double negative_slope) override;
 };
 
 /// Rows of a table [num_embeddings, embedding_dim] by an int64 index of any shape:

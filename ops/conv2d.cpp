@@ -6,6 +6,7 @@
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
+#include <tapedeck/ops/rectify.h>
 
 namespace tapedeck {
 
@@ -15,10 +16,14 @@ using detail::ConvCall;
 using detail::images;
 
 struct Conv2d final : Op {
-  explicit Conv2d(const ConvCall& call) : call_(call) {}
+  explicit Conv2d(const ConvCall& call, double negative_slope = 1)
+      : call_(call), negative_slope_(negative_slope) {}
   const char* name() const override { return "conv2d"; }
 
   Tensors forward(OpContext& c, const Tensors& in) override {
+    check_negative_slope(name(), negative_slope_);
+    const bool rectifies = negative_slope_ != 1;
+    if (rectifies) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
     const auto& [g, layout] = call_;
@@ -27,18 +32,20 @@ struct Conv2d final : Op {
     if (x.count() > 0) {
       TAPEDECK_KERNEL(x.device(), conv2d)
       (g, images(y, layout), in[1].to(Layout::nchw), in[2], images(x, layout));
+      if (rectifies) TAPEDECK_KERNEL(x.device(), rectify)(x, negative_slope_);
     }
     return {x};
   }
 
   Variables backward(const OpContext& c, const Variables& gx) override {
-    return {c.needs_grad(0) ? detail::transposed(call_, gx[0], c.input(1)) : Variable(),
-            c.needs_grad(1) ? detail::correlation(call_, gx[0], c.input(0)) : Variable(),
-            c.needs_grad(2) ? detail::channel_sum(gx[0]) : Variable()};
+    const auto [gu, gb] = rectified_gradients(c, gx[0], negative_slope_, detail::channel_dim(gx[0]));
+    return {c.needs_grad(0) ? detail::transposed(call_, gu, c.input(1)) : Variable(),
+            c.needs_grad(1) ? detail::correlation(call_, gu, c.input(0)) : Variable(), gb};
   }
 
  private:
   ConvCall call_;
+  double negative_slope_;
 };
 
 Tensor tensor_of(const Variable& x) {
@@ -52,10 +59,10 @@ Variable detail::plain(const ConvCall& c, const Variable& y, const Variable& w, 
 }
 
 Variable conv2d(const Variable& input, const Variable& weight, const Variable& bias,
-                const Conv2dOptions& options) {
+                const Conv2dOptions& options, double negative_slope) {
   const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
   const auto geometry = conv2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
-  return detail::plain({geometry, x.tensor().layout()}, x, w, b);
+  return call<Conv2d>({x, w, b}, ConvCall{geometry, x.tensor().layout()}, negative_slope);
 }
 
 }  // namespace tapedeck

@@ -11,9 +11,9 @@ namespace tapedeck {
 /// x [n,ci,h,w] or [ci,h,w], weight [co,ci/groups,kh,kw], bias [co] or undefined. Per axis the result has
 /// floor((in + 2*padding - dilation*(kernel - 1) - 1)/stride) + 1 positions. It has x's layout. With the
 /// weight of a conv_transpose2d it takes that one's gy to its gx. Throws Error before anything is computed
-/// when an argument is not legal. As PyTorch's conv2d.
+/// when an argument is not legal. As PyTorch's conv2d. `negative_slope` as in conv_transpose2d().
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
-                const Conv2dOptions& options = {});
+                const Conv2dOptions& options = {}, double negative_slope = 1);
 
 namespace cpu {
 /// x = bias + y (convolved with) w, in the names of the geometry: y is what is read, x what is written, of

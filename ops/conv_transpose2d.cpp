@@ -3,6 +3,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
+#include <tapedeck/ops/rectify.h>
 
 namespace tapedeck {
 
@@ -12,10 +13,14 @@ using detail::ConvCall;
 using detail::images;
 
 struct ConvTranspose2d final : Op {
-  explicit ConvTranspose2d(const ConvCall& call) : call_(call) {}
+  explicit ConvTranspose2d(const ConvCall& call, double negative_slope = 1)
+      : call_(call), negative_slope_(negative_slope) {}
   const char* name() const override { return "conv_transpose2d"; }
 
   Tensors forward(OpContext& c, const Tensors& in) override {
+    check_negative_slope(name(), negative_slope_);
+    const bool rectifies = negative_slope_ != 1;
+    if (rectifies) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
     const auto& [g, layout] = call_;
@@ -24,18 +29,20 @@ struct ConvTranspose2d final : Op {
     if (y.count() > 0) {
       TAPEDECK_KERNEL(y.device(), conv_transpose2d)
       (g, images(x, layout), in[1].to(Layout::nchw), in[2], images(y, layout));
+      if (rectifies) TAPEDECK_KERNEL(y.device(), rectify)(y, negative_slope_);
     }
     return {y};
   }
 
   Variables backward(const OpContext& c, const Variables& gy) override {
-    return {c.needs_grad(0) ? detail::plain(call_, gy[0], c.input(1)) : Variable(),
-            c.needs_grad(1) ? detail::correlation(call_, c.input(0), gy[0]) : Variable(),
-            c.needs_grad(2) ? detail::channel_sum(gy[0]) : Variable()};
+    const auto [gu, gb] = rectified_gradients(c, gy[0], negative_slope_, detail::channel_dim(gy[0]));
+    return {c.needs_grad(0) ? detail::plain(call_, gu, c.input(1)) : Variable(),
+            c.needs_grad(1) ? detail::correlation(call_, c.input(0), gu) : Variable(), gb};
   }
 
  private:
   ConvCall call_;
+  double negative_slope_;
 };
 
 struct ConvTranspose2dWeightGrad final : Op {
@@ -78,10 +85,10 @@ Variable detail::correlation(const ConvCall& c, const Variable& x, const Variabl
 }
 
 Variable conv_transpose2d(const Variable& input, const Variable& weight, const Variable& bias,
-                          const ConvTranspose2dOptions& options) {
+                          const ConvTranspose2dOptions& options, double negative_slope) {
   const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
   const auto geometry = conv_transpose2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
-  return detail::transposed({geometry, x.tensor().layout()}, x, w, b);
+  return call<ConvTranspose2d>({x, w, b}, ConvCall{geometry, x.tensor().layout()}, negative_slope);
 }
 
 Variable conv_transpose2d_weight_grad(const Variable& input, const Variable& gradient, Size2 kernel_size,

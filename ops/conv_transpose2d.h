@@ -15,9 +15,10 @@ namespace tapedeck {
 /// x [n,ci,h,w] or [ci,h,w], weight [ci,co/groups,kh,kw], bias [co] or undefined. Per axis the result has
 /// (in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1 positions, or what output_size
 /// asks for. It has x's layout. Throws Error before anything is computed when an argument is not legal.
-/// As PyTorch's conv_transpose2d.
+/// As PyTorch's conv_transpose2d. Negative results are multiplied by `negative_slope`, 0 or more: as
+/// leaky_relu() behind it would, or relu() where it is 0, in less time.
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
-                          const ConvTranspose2dOptions& options = {});
+                          const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
 
 /// The gradient of conv_transpose2d for its weight, [ci,co/groups,kh,kw]: the sum of
 /// x[n,ci,ih,iw] * gy[n,co,oh,ow] over n and all positions that the tap connects. gy has the shape of

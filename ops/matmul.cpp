@@ -6,6 +6,7 @@
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/checks.h>
 #include <tapedeck/ops/gemm.h>
+#include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/shape.h>
 
 namespace tapedeck {
@@ -28,15 +29,19 @@ Shape join(const Shape& lead, std::initializer_list<std::int64_t> rest) {
   return Shape(sizes);
 }
 
-/// op(a) op(b) + bias for matrices with leading sizes that broadcast; op transposes or not. Its gradients
-/// are products of the same kind.
+/// op(a) op(b) + bias for matrices with leading sizes that broadcast, rectified; op transposes or not. Its
+/// gradients are products of the same kind.
 struct Matmul final : Op {
-  Matmul(const char* name, Transpose ta, Transpose tb) : name_(name), ta_(ta), tb_(tb) {}
+  Matmul(const char* name, Transpose ta, Transpose tb, double negative_slope = 1)
+      : name_(name), ta_(ta), tb_(tb), negative_slope_(negative_slope) {}
   const char* name() const override { return name_; }
 
   Tensors forward(OpContext& c, const Tensors& in) override {
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
+    check_negative_slope(name_, negative_slope_);
+    const bool rectifies = negative_slope_ != 1;
+    if (rectifies) c.save_output(0);
     const Shape &sa = in[0].shape(), &sb = in[1].shape();
     const std::int64_t m = sa[ta_ == Transpose::no ? -2 : -1], n = sb[tb_ == Transpose::no ? -1 : -2];
     Tensor out =
@@ -44,23 +49,24 @@ struct Matmul final : Op {
     if (out.count() > 0) {
       TAPEDECK_KERNEL(out.device(), matmul)
       (in[0].to(Layout::nchw), ta_, in[1].to(Layout::nchw), tb_, in[2], out);
+      if (rectifies) TAPEDECK_KERNEL(out.device(), rectify)(out, negative_slope_);
     }
     return {out};
   }
 
-  Variables backward(const OpContext& c, const Variables& g) override {
+  Variables backward(const OpContext& c, const Variables& gy) override {
+    const auto [g, of_bias] = rectified_gradients(c, gy[0], negative_slope_, gy[0].rank() - 1);
     Variable ga, gb;
     if (c.needs_grad(0)) {
-      ga = ta_ == Transpose::no ? product(g[0], Transpose::no, c.input(1), other(tb_))
-                                : product(c.input(1), tb_, g[0], Transpose::yes);
+      ga = ta_ == Transpose::no ? product(g, Transpose::no, c.input(1), other(tb_))
+                                : product(c.input(1), tb_, g, Transpose::yes);
     }
     if (c.needs_grad(1)) {
-      gb = tb_ == Transpose::no ? product(c.input(0), other(ta_), g[0], Transpose::no)
-                                : product(g[0], Transpose::yes, c.input(0), ta_);
+      gb = tb_ == Transpose::no ? product(c.input(0), other(ta_), g, Transpose::no)
+                                : product(g, Transpose::yes, c.input(0), ta_);
     }
     return {c.needs_grad(0) ? sum_to(ga, c.input_shape(0)) : Variable(),
-            c.needs_grad(1) ? sum_to(gb, c.input_shape(1)) : Variable(),
-            c.needs_grad(2) ? sum_to(g[0], c.input_shape(2)) : Variable()};
+            c.needs_grad(1) ? sum_to(gb, c.input_shape(1)) : Variable(), of_bias};
   }
 
  private:
@@ -70,6 +76,7 @@ struct Matmul final : Op {
 
   const char* name_;
   Transpose ta_, tb_;
+  double negative_slope_;
 };
 
 /// x as one matrix of its last dimension.
@@ -113,7 +120,8 @@ Variable matmul(const Variable& given_a, const Variable& given_b) {
   return y.shape() == shape ? y : reshape(y, shape);
 }
 
-Variable linear(const Variable& input, const Variable& given_weight, const Variable& given_bias) {
+Variable linear(const Variable& input, const Variable& given_weight, const Variable& given_bias,
+                double negative_slope) {
   const Variable x = detail::lowered(input), weight = detail::lowered(given_weight);
   const Variable bias = detail::lowered(given_bias);
   check_kinds("linear", "x", tensor_of(x), "weight", tensor_of(weight));
@@ -126,7 +134,8 @@ Variable linear(const Variable& input, const Variable& given_weight, const Varia
     check(bias.shape() == Shape{sw[0]}, "linear: bias ", bias.shape(), " does not fit weight ", sw,
           "; legal is [", sw[0], "]");
   }
-  const Variable y = call<Matmul>({rows_of(x), weight, bias}, "linear", Transpose::no, Transpose::yes);
+  const Variable y =
+      call<Matmul>({rows_of(x), weight, bias}, "linear", Transpose::no, Transpose::yes, negative_slope);
   return sx.rank() == 2 ? y : reshape(y, sx.with(-1, sw[0]));
 }
 

@@ -109,6 +109,29 @@ TEST_F(CudaReductions, MatrixProducts) {
   });
 }
 
+TEST_F(CudaReductions, RectifiedProducts) {
+  using V = const Variables&;
+  for (double slope : {0.0, 0.2}) {
+    const auto product = [slope](V v) { return linear(v[0], v[1], v.size() > 2 ? v[2] : Variable(), slope); };
+    const auto up = [slope](V v) {
+      return conv_transpose2d(v[0], v[1], v.size() > 2 ? v[2] : Variable(), {.stride = 2, .padding = 1},
+                              slope);
+    };
+    const auto down = [slope](V v) { return conv2d(v[0], v[1], v[2], {.stride = 2, .padding = 1}, slope); };
+    check_cases({
+        {"linear", product, {{33, 20}, {130, 20}, {130}}},
+        {"linear of odd sizes", product, {{2, 5, 19}, {11, 19}, {11}}},
+        {"linear without bias", product, {{6, 24}, {16, 24}}},
+        {"conv_transpose2d", up, {{5, 6, 8, 8}, {6, 12, 4, 4}, {12}}, -2, 2, 4},
+        {"conv_transpose2d of odd sizes", up, {{5, 6, 7, 5}, {6, 3, 3, 3}, {3}}, -2, 2, 4},
+        {"conv_transpose2d of one image", up, {{6, 7, 5}, {6, 3, 3, 3}, {3}}, -2, 2, 4},
+        {"conv_transpose2d without bias", up, {{5, 6, 7, 5}, {6, 3, 3, 3}}, -2, 2, 4},
+        {"conv2d", down, {{5, 6, 9, 13}, {7, 6, 3, 3}, {7}}, -2, 2, 4},
+        {"no images", up, {{0, 6, 7, 5}, {6, 3, 3, 3}, {3}}},
+    });
+  }
+}
+
 TEST_F(CudaReductions, Normalisation) {
   using V = const Variables&;
   const auto batch = [](V v, bool training, Shape c) {
@@ -131,6 +154,27 @@ TEST_F(CudaReductions, Normalisation) {
         {"sequences", [&](V v) { return batch(v, training, {5}); }, {{6, 5, 31}, {5}, {5}}, -2, 2, 4},
         {"without weight", [&](V v) { return batch(v, training, {3}); }, {{4, 3, 5, 7}}, -2, 2, 4},
         {"empty batch", [&](V v) { return batch(v, training, {3}); }, {{0, 3, 5, 7}, {3}, {3}}},
+        {"rectified",
+         [&](V v) {
+           const Tensor mean = constant(v[0], 0.25, {6}), var = constant(v[0], 1.5, {6});
+           const Tensor batches = Tensor::zeros({}, {.dtype = DType::int64, .device = mean.device()});
+           const Variable y = batch_norm(v[0], v[1], v[2], mean, var,
+                                         {.training = training, .negative_slope = 0.2, .batches = batches});
+           return cat({flatten(y), batches.reshape({1}).to(y.dtype())}, 0);
+         },
+         {{5, 6, 9, 8}, {6}, {6}},
+         -2,
+         2,
+         4},
+        {"rectified to zero",
+         [&](V v) {
+           return batch_norm(v[0], v[1], v[2], constant(v[0], 0.25, {5}), constant(v[0], 1.5, {5}),
+                             {.training = training, .negative_slope = 0});
+         },
+         {{70, 5, 33, 31}, {5}, {5}},
+         -2,
+         2,
+         8},
         {"parameters of half types in float32",
          [&](V v) {
            const auto wide = [](const Variable& p) {

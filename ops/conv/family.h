@@ -8,7 +8,6 @@
 
 #include <tapedeck/core/op.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
-#include <tapedeck/ops/reduce.h>
 
 namespace tapedeck::detail {
 
@@ -24,9 +23,9 @@ Variable plain(const ConvCall& call, const Variable& y, const Variable& w, const
 /// conv_transpose2d_weight_grad.
 Variable correlation(const ConvCall& call, const Variable& x, const Variable& y);
 
-/// The sum of x [n,c,h,w] or [c,h,w] over all but its channels: a bias's gradient.
-inline Variable channel_sum(const Variable& x) {
-  return x.rank() == 4 ? sum(x, {0, 2, 3}) : sum(x, {1, 2});
+/// The dimension of the channels of images [n,c,h,w] or [c,h,w].
+inline int channel_dim(const Variable& x) {
+  return x.rank() - 3;
 }
 
 /// x as images [n,c,h,w] in the layout.
