@@ -4,9 +4,12 @@
 #include "conv_checks.h"
 #include "cuda_support.h"
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/kernels.h>
 
 namespace tapedeck::test {
@@ -26,13 +29,14 @@ class CudaConv : public CudaTest {
 template <class F>
 void for_each_algorithm(F f) {
   const char* const only = std::getenv("TAPEDECK_CONV_ALGORITHM");
-  for (ConvAlgorithm algorithm : {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct,
-                                  ConvAlgorithm::strip, ConvAlgorithm::simt, ConvAlgorithm::tensor,
-                                  ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::automatic}) {
+  for (ConvAlgorithm algorithm :
+       {ConvAlgorithm::reference, ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
+        ConvAlgorithm::simt, ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::boxes,
+        ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::strip || algorithm == ConvAlgorithm::tensor ||
                               algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::boxes ||
-                              algorithm == ConvAlgorithm::automatic;
+                              algorithm == ConvAlgorithm::halves || algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);
@@ -122,19 +126,78 @@ TEST_F(CudaConv, BoxesOfAllWidths) {
       for (Layout layout : {Layout::nchw, Layout::nhwc}) {
         const std::int64_t kernel = stride == 1 ? 3 : 4;
         const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
-        const Tensor x = randn({5, 64, size, size + 1}).to(kCuda).to(DType::bfloat16).to(layout),
-                     w = randn({64, 72, kernel, kernel}).to(kCuda).to(DType::bfloat16);
-        SCOPED_TRACE(concat(size, " stride ", stride, " ", layout));
-        set_conv_algorithm(ConvAlgorithm::tensor);
-        const Tensor y = conv_transpose2d(x, w, {}, options).tensor(),
-                     gx = conv2d(y, w, {}, {.stride = stride, .padding = 1}).tensor();
-        set_conv_algorithm(ConvAlgorithm::boxes);
-        poison_memory();
-        const Tensor y2 = conv_transpose2d(x, w, {}, options).tensor();
-        poison_memory();
-        const Tensor gx2 = conv2d(y, w, {}, {.stride = stride, .padding = 1}).tensor();
-        EXPECT_LT(relative_error(y2.to(Device{}), y.to(Device{})), 3e-3);
-        EXPECT_LT(relative_error(gx2.to(Device{}), gx.to(Device{})), 3e-3);
+        const Tensor x = randn({5, 64, size, size + 1}).to(kCuda).to(layout),
+                     w = randn({64, 72, kernel, kernel}).to(kCuda);
+        const auto check = [&](DType dtype, Precision precision, ConvAlgorithm algorithm, double tolerance) {
+          SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", dtype, " ", algorithm));
+          set_float32_precision(Precision::highest);
+          set_conv_algorithm(ConvAlgorithm::tensor);
+          const Tensor a = x.to(dtype), b = w.to(dtype);
+          const Tensor y = conv_transpose2d(a, b, {}, options).tensor(),
+                       gx = conv2d(y, b, {}, {.stride = stride, .padding = 1}).tensor();
+          set_float32_precision(precision);
+          set_conv_algorithm(algorithm);
+          poison_memory();
+          const Tensor y2 = conv_transpose2d(a, b, {}, options).tensor();
+          poison_memory();
+          const Tensor gx2 = conv2d(y, b, {}, {.stride = stride, .padding = 1}).tensor();
+          EXPECT_LT(relative_error(y2.to(Device{}), y.to(Device{})), tolerance);
+          EXPECT_LT(relative_error(gx2.to(Device{}), gx.to(Device{})), tolerance);
+        };
+        check(DType::bfloat16, Precision::highest, ConvAlgorithm::boxes, 3e-3);
+        check(DType::float32, Precision::high, ConvAlgorithm::boxes, 6e-4);
+        check(DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4);
+        check(DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6);
+      }
+    }
+  }
+}
+
+// Float32 operands of all sizes as scaled halves: results only scale with them.
+TEST_F(CudaConv, ScaledHalvesOfAllSizes) {
+  const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
+  const Tensor x = randn({3, 40, 9, 10}), w = randn({40, 24, 4, 4});
+  for (Precision precision : {Precision::highest, Precision::high}) {
+    set_float32_precision(precision);
+    set_conv_algorithm(ConvAlgorithm::halves);
+    const auto times = [](const Tensor& t, double factor) { return (Variable(t) * factor).tensor(); };
+    const auto run_scaled = [&](double of_x, double of_w) {
+      return conv_transpose2d(times(x, of_x).to(kCuda), times(w, of_w).to(kCuda), {}, options)
+          .tensor()
+          .to(Device{});
+    };
+    const Tensor one = run_scaled(1, 1);
+    for (const auto& [of_x, of_w] : {std::pair{0x1p-100, 0x1p+20},
+                                     {0x1p+110, 0x1p-60},
+                                     {0x1p-50, 0x1p-40},
+                                     {0x1p+60, 0x1p+50},
+                                     {0x1p-10, 1.0}}) {
+      SCOPED_TRACE(concat(of_x, " ", of_w));
+      EXPECT_TRUE(same_bits(run_scaled(of_x, of_w), times(times(one, of_x), of_w)));
+    }
+    EXPECT_TRUE(same_bits(run_scaled(0, 1), times(one, 0)));
+  }
+}
+
+// An infinity or a NaN shows in the results that see it, and nowhere else.
+TEST_F(CudaConv, ScaledHalvesThatAreNotFinite) {
+  for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (Precision precision : {Precision::highest, Precision::high}) {
+      set_float32_precision(precision);
+      set_conv_algorithm(ConvAlgorithm::halves);
+      Tensor x = randn({2, 16, 12, 12});
+      const Tensor w = randn({16, 16, 3, 3}).to(kCuda);
+      const Tensor before = conv_transpose2d(x.to(kCuda), w, {}, {}).tensor().to(Device{});
+      x.data<float>()[5 * 144 + 6 * 12 + 7] = bad;  // image 0, channel 5, row 6, column 7
+      const Tensor after = conv_transpose2d(x.to(kCuda), w, {}, {}).tensor().to(Device{});
+      const float *a = before.data<float>(), *b = after.data<float>();
+      for (std::int64_t i = 0; i < before.count(); ++i) {
+        const std::int64_t n = i / (16 * 14 * 14), row = i / 14 % 14, column = i % 14;
+        const bool sees = n == 0 && row >= 6 && row < 9 && column >= 7 && column < 10;
+        ASSERT_EQ(std::isfinite(b[i]), !sees) << i;
+        if (!sees) {
+          ASSERT_EQ(a[i], b[i]) << i;
+        }
       }
     }
   }

@@ -19,8 +19,13 @@ inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
 inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
 inline constexpr int kPlaceBytes = 16;  // of where a place's result is
 
-/// Places of a warpgroup that kernels are compiled for.
+/// Places of a warpgroup that kernels are compiled for, up to most_places().
 using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
+
+/// With operands of so many parts: of two, there are registers for a tap's sums, too.
+constexpr int most_places(int parts) {
+  return parts == 1 ? 256 : 192;
+}
 
 /// How many of `size` make up `all`.
 inline std::int64_t count(std::int64_t all, std::int64_t size) {
@@ -30,7 +35,7 @@ inline std::int64_t count(std::int64_t all, std::int64_t size) {
 /// How a plan is computed.
 struct BoxChoice {
   int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, splits = 1;
-  int box_bytes = 0, shared_bytes = 0;  // of a stage; that boxes are read from
+  int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   BoxTile tile;
   std::int64_t tiles = 0;
   double clocks = 0;  // an estimate of the time
@@ -39,33 +44,34 @@ struct BoxChoice {
 inline constexpr int kMostSharedBytes = 225 * 1024;  // and 1024 to align, and barriers
 
 /// Of the packed weights of a plan.
-inline double packed_box_bytes(const BoxPlan& p, int blocks) {
+inline double packed_box_bytes(const BoxPlan& p, int blocks, int parts = 1) {
   const double all =
       static_cast<double>((p.to_channels + kBlockChannels * blocks - 1) / (kBlockChannels * blocks));
-  return all * blocks * p.groups * p.weights * kBlockBytes;
+  return all * blocks * p.groups * p.weights * parts * kBlockBytes;
 }
 inline constexpr double kMostPackedBytes = 1 << 30;  // vectors are counted by 32 bits
 
-/// With tiles of `places` for a warpgroup and `blocks` of channels; no places if it does not fit.
-inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
+/// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
+/// does not fit.
+inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts = 1) {
   BoxChoice c;
-  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = blocks * kBlockBytes;
+  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = parts * blocks * kBlockBytes;
   const int left = kMostSharedBytes - kStagedBytes - 2 * places * kPlaceBytes;
-  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * kPixelBytes) / 8 * 8);
+  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8);
   if (c.tile.rows == 0) return c;
   const BoxTile& t = c.tile;
-  const int box_bytes = (t.pixels() + 7) / 8 * 1024;
+  const int part_bytes = (t.pixels() + 7) / 8 * 1024, box_bytes = parts * part_bytes;
   c.blocks = blocks;
   c.weight_stages = std::min(4, (left - 2 * box_bytes) / weight_bytes);
   c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
   // Places beyond a box's last are read, too: of the last box beyond its end.
   const auto read = [&](int stages) {
-    return (stages - 1) * box_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
+    return stages * box_bytes - part_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
   };
   while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
-  c.box_bytes = box_bytes;
+  c.box_bytes = part_bytes;
   c.places = places;
   c.shared_bytes = read(c.box_stages);
   c.weight_stages = std::min(kMostStages, (left - c.box_stages * box_bytes) / weight_bytes);
@@ -79,8 +85,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
     for (int j = 0; j < p.pairs_w(); ++j) taps += p.taps(i, j);
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
-  const double multiplied = taps * (steps * 2 * std::max(places / 2.0, places / 4.0 + 16) + p.chunks * 60);
-  const double brought = (static_cast<double>(boxes) * t.pixels() * kPixelBytes +
+  const double step = 2 * std::max(places / 2.0, places / 4.0 + 16);
+  // Products of two parts take three steps, and their sums are added by one warpgroup while the other one
+  // multiplies, but for what both wait.
+  const double multiplied =
+      parts == 1 ? taps * (steps * step + p.chunks * 60) : taps * (steps * 3 * step + p.chunks * 200);
+  const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
                          26;
   const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + places * 6;
@@ -89,17 +99,18 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks) {
   c.splits = static_cast<int>(
       std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, c.tiles), 1, std::max<std::int64_t>(1, most)));
   c.clocks = static_cast<double>(count(c.tiles * c.splits, 132)) * tile / c.splits +
-             (c.splits > 1 ? 20000 : 0) + 4000 + packed_box_bytes(p, blocks) / 280;
+             (c.splits > 1 ? 20000 : 0) + 4000 + packed_box_bytes(p, blocks, parts) / 280;
   return c;
 }
 
 /// The choice of least clocks; no places if none fits.
-inline BoxChoice best_box_choice(const BoxPlan& p) {
+inline BoxChoice best_box_choice(const BoxPlan& p, int parts = 1) {
   BoxChoice best;
-  if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2) > kMostPackedBytes) return best;
+  if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
   const auto offer = [&](int places) {
     for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
-      const BoxChoice c = box_choice(p, places, blocks);
+      if (places > most_places(parts)) return;
+      const BoxChoice c = box_choice(p, places, blocks, parts);
       if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
     }
   };

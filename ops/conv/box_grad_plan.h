@@ -78,18 +78,23 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
 }
 
 /// How many neighbouring taps of a row are read together: such that few are without a use.
-inline int atoms_of(int taps) {
-  return taps <= 4 ? taps : (taps + 2) / 3 * 3 < (taps + 3) / 4 * 4 ? 3 : 4;
+inline int atoms_of(int taps, int most) {
+  return taps <= most ? taps : most < 4 ? most : (taps + 2) / 3 * 3 < (taps + 3) / 4 * 4 ? 3 : 4;
 }
-/// Warpgroups of a thread block: what registers allow.
-constexpr int grad_warpgroups(int atoms) {
-  return atoms == 4 ? 2 : atoms == 3 ? 3 : 4;
+/// Warpgroups of a thread block: what registers allow. With operands of two parts there are sums twice.
+constexpr int grad_warpgroups(int atoms, int parts = 1) {
+  return atoms * parts >= 4 ? 2 : atoms == 3 ? 3 : 4;
+}
+/// Atoms of a warpgroup, at most.
+constexpr int most_grad_atoms(int parts) {
+  return parts == 1 ? 4 : 3;
 }
 
 struct BoxGradPlan {
   BoxGradPlan() = default;
-  /// `most_bytes` of shared memory.
-  BoxGradPlan(const ConvTranspose2dGeometry& g, int most_bytes) : planes(g, false, 2) {
+  /// `most_bytes` of shared memory; operands have so many parts.
+  BoxGradPlan(const ConvTranspose2dGeometry& g, int most_bytes, int operand_parts = 1)
+      : planes(g, false, 2), parts(operand_parts) {
     const BoxPlan& p = planes;
     if (p.planes() > kMaxPlanes || p.n == 0) return;
     int taps = 0, shift = 0;
@@ -100,23 +105,26 @@ struct BoxGradPlan {
     const int x_all = ceil_div(p.to_channels, kBlockChannels),
               y_all = ceil_div(p.from_channels, kBlockChannels);
     atoms_are_taps = taps > 1;
-    atoms = atoms_are_taps ? atoms_of(taps) : std::min(4, y_all);
+    const int most_atoms = most_grad_atoms(parts);
+    atoms = atoms_are_taps ? atoms_of(taps, most_atoms) : std::min(most_atoms, y_all);
     int most = 0;
     for (int plane = 0; plane < p.planes(); ++plane) most = std::max(most, units_of(plane));
-    units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms)));
-    x_blocks = std::min(x_all, grad_warpgroups(atoms) / units), y_blocks = atoms_are_taps ? 1 : atoms;
+    units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms, parts)));
+    x_blocks = std::min(x_all, grad_warpgroups(atoms, parts) / units), y_blocks = atoms_are_taps ? 1 : atoms;
     x_tiles = ceil_div(x_all, x_blocks), y_tiles = ceil_div(y_all, y_blocks);
     for (int plane = 0; plane < p.planes(); ++plane)
       unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
     const int beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
     for (int stages = 3; stages > 1 && tile.steps == 0; --stages)
-      tile = grad_tile(p, x_blocks, y_blocks, beyond, most_bytes / stages);
+      tile = grad_tile(p, x_blocks, y_blocks, beyond, most_bytes / stages / parts);
     tiles_w = ceil_div(p.w.most(), tile.x.columns), tiles_h = ceil_div(p.h.most(), tile.x.rows);
   }
 
   bool exists() const { return tile.steps > 0; }
   TAPEDECK_HD int tiles() const { return (planes.n + tile.x.images - 1) / tile.x.images * tiles_h * tiles_w; }
-  TAPEDECK_HD int stage_bytes() const { return x_blocks * tile.x_bytes + y_blocks * tile.y_bytes; }
+  /// Of a stage: of each part, boxes of x, then boxes of y.
+  TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_blocks * tile.y_bytes; }
+  TAPEDECK_HD int stage_bytes() const { return parts * part_bytes(); }
 
   /// Where tile t begins in x.
   struct Pixels {
@@ -183,6 +191,7 @@ struct BoxGradPlan {
   }
 
   BoxPlan planes;  // of conv2d, whose planes are y's
+  int parts = 1;
   GradTile tile;
   bool atoms_are_taps = false;
   int atoms = 1, units = 1;  // of a warpgroup, of a thread block

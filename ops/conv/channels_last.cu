@@ -1,12 +1,15 @@
-// The copy that ChannelsLast needs of a tensor that is not so: a transpose of pixels and channels.
+// The copies that ChannelsLast needs: a transpose of pixels and channels, or where these lie right already,
+// their parts.
 //
-// A block has kPixels pixels of an image and 128 bytes of channels. It reads along pixels and writes along
-// channels, full sectors both ways where the images are nchw; in between are rows of pixels in shared memory
-// whose pitch is a word more than 128 bytes, so that both sides meet different banks (two threads the same
-// one where 16-bit elements are stored one by one).
+// For the transpose, a block has kPixels pixels of an image and 128 bytes of channels, of each part. It reads
+// along pixels and writes along channels, full sectors both ways where the images are nchw; in between are
+// rows of pixels in shared memory whose pitch is a word more than 128 bytes, so that both sides meet
+// different banks (two threads the same one where pixels are read by pairs). A thread reads as many channels
+// as make a word.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/channels_last.cuh>
+#include <tapedeck/ops/conv/scaled_half.cuh>
 
 namespace tapedeck::cu {
 
@@ -20,21 +23,45 @@ constexpr int kPixels = 64, kRowWords = 33;
 struct Arguments {
   const void* from;
   uint4* to;
+  const unsigned* largest;
   ImageStrides strides;
   std::int64_t pixels;  // of an image
   conv_gemm::Divider width, group;
-  int group_channels, channels, padded;  // the last two of all groups, the source's and the result's
+  int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
 };
 
-/// Word: an unsigned integer of an element's size. kPair: pixels are neighbours, and pairs of them aligned.
-template <class Word, bool kPair>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ Arguments a) {
-  constexpr int kChannels = 128 / sizeof(Word), kPitch = kRowWords * 4 / sizeof(Word);
-  constexpr int kStep = kPair ? 2 : 1, kVector = kVectorBytes / sizeof(Word);
-  __shared__ std::uint32_t words[kPixels * kRowWords];
-  Word* const tile = reinterpret_cast<Word*>(words);
+// What an element becomes: kParts of type To.
+
+/// Word: an unsigned integer of an element's size.
+template <class Word>
+struct Whole {
+  using From = Word;
+  using To = Word;
+  static constexpr int kParts = 1;
+  __device__ explicit Whole(const unsigned*) {}
+  __device__ void operator()(Word x, Word (&parts)[1]) const { parts[0] = x; }
+};
+
+template <int kOf>
+struct Halves {
+  using From = float;
+  using To = float16;
+  static constexpr int kParts = kOf;
+  __device__ explicit Halves(const unsigned* largest) : scale(conv_gemm::scale_of(*largest)) {}
+  __device__ void operator()(float x, float16 (&parts)[kOf]) const { conv_gemm::split_half(x, scale, parts); }
+  float scale;
+};
+
+/// kPair: pixels are neighbours, and pairs of them aligned.
+template <class Split, bool kPair>
+__global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ Arguments a) {
+  using From = typename Split::From;
+  using To = typename Split::To;
+  constexpr int kParts = Split::kParts, kAtOnce = 4 / sizeof(To), kChannels = 32 * kAtOnce;
+  constexpr int kStep = kPair ? 2 : 1, kElements = kVectorBytes / sizeof(To);
+  __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   const std::int64_t first_pixel = std::int64_t{blockIdx.x} * kPixels;
   if (a.phases + 1 != 1u << a.stride) {
     const int last = static_cast<int>(min(a.pixels, first_pixel + kPixels) - 1);
@@ -44,20 +71,27 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
     }
     if (!wanted) return;
   }
+  const Split split(a.largest);
   const int first_channel = blockIdx.y * kChannels;
-  const Word* const from = static_cast<const Word*>(a.from) + blockIdx.z * a.strides.n;
+  const From* const from = static_cast<const From*>(a.from) + blockIdx.z * a.strides.n;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kChannels / 8; ++i) {
-    const int c = warp + i * 8, group = a.group.divide(first_channel + c),
-              in_group = a.group.modulo(first_channel + c, group);
-    const int channel = group * a.group_channels + in_group;
-    const bool inside = in_group < a.group_channels && channel < a.channels;
+  for (int i = 0; i < 4; ++i) {
+    const int word = warp + i * 8;
+    bool inside[kAtOnce];
+    const From* channels[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int c = first_channel + word * kAtOnce + j, group = a.group.divide(c),
+                in_group = a.group.modulo(c, group), channel = group * a.group_channels + in_group;
+      inside[j] = in_group < a.group_channels && channel < a.channels;
+      channels[j] = from + static_cast<std::int64_t>(channel) * a.strides.c;
+    }
 #pragma unroll
     for (int p = lane * kStep; p < kPixels; p += 32 * kStep) {
       const std::int64_t pixel = first_pixel + p;
-      Pack<Word, kStep> value{};
-      if (inside && pixel < a.pixels) {
+      Pack<From, kStep> values[kAtOnce] = {};
+      if (pixel < a.pixels) {
         std::int64_t at;
         if constexpr (kPair) {
           at = pixel;
@@ -66,82 +100,151 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
                     w = a.width.modulo(static_cast<int>(pixel), h);
           at = static_cast<std::int64_t>(h) * a.strides.h + static_cast<std::int64_t>(w) * a.strides.w;
         }
-        value = *reinterpret_cast<const Pack<Word, kStep>*>(
-            from + static_cast<std::int64_t>(channel) * a.strides.c + at);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          if (inside[j]) values[j] = *reinterpret_cast<const Pack<From, kStep>*>(channels[j] + at);
       }
 #pragma unroll
-      for (int k = 0; k < kStep; ++k) tile[(p + k) * kPitch + c] = value.values[k];
+      for (int k = 0; k < kStep; ++k) {
+        To parts[kAtOnce][kParts];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) split(values[j].values[k], parts[j]);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          Pack<To, kAtOnce> together;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) together.values[j] = parts[j][part];
+          *reinterpret_cast<Pack<To, kAtOnce>*>(&words[part][(p + k) * kRowWords + word]) = together;
+        }
+      }
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kPixels * 8 / kThreads; ++i) {
-    const int p = threadIdx.x / 8 + i * (kThreads / 8), v = threadIdx.x % 8;
-    const int channel = first_channel + v * kVector;
-    if (first_pixel + p >= a.pixels || channel >= a.padded) continue;
-    const std::uint32_t* const row = words + p * kRowWords + v * 4;
-    const std::int64_t at =
-        ((std::int64_t{blockIdx.z} * a.pixels + first_pixel + p) * a.padded + channel) / kVector;
-    a.to[at] = make_uint4(row[0], row[1], row[2], row[3]);
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kPixels * 8 / kThreads; ++i) {
+      const int p = threadIdx.x / 8 + i * (kThreads / 8), v = threadIdx.x % 8;
+      const int channel = first_channel + v * kElements;
+      if (first_pixel + p >= a.pixels || channel >= a.padded) continue;
+      const std::uint32_t* const row = words[part] + p * kRowWords + v * 4;
+      const std::int64_t at =
+          (((std::int64_t{blockIdx.z} * a.pixels + first_pixel + p) * kParts + part) * a.padded + channel) /
+          kElements;
+      a.to[at] = make_uint4(row[0], row[1], row[2], row[3]);
+    }
   }
+}
+
+/// A thread has a vector of each part.
+template <class Split>
+__global__ void __launch_bounds__(kThreads)
+    split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest) {
+  constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const Split split(largest);
+  const float4 x[2] = {from[2 * i], from[2 * i + 1]};
+  const float values[kElements] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+  Pack<float16, kElements> parts[kParts];
+#pragma unroll
+  for (int k = 0; k < kElements; ++k) {
+    float16 of_element[kParts];
+    split(values[k], of_element);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+  }
+  const std::int64_t first = kParts == 1 ? i : i + i / of_pixel * of_pixel;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+    *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
+}
+
+bool has_channels_last(const Tensor& images) {
+  return (images.layout() == Layout::nhwc || images.size(2) * images.size(3) == 1) &&
+         reinterpret_cast<std::uintptr_t>(images.raw()) % kVectorBytes == 0;
 }
 
 }  // namespace
 
-ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {
-  const int bytes = static_cast<int>(size_of(images.dtype())), vector = kVectorBytes / bytes;
-  const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
-  const std::int64_t plane = images.size(2) * images.size(3);
-  group_channels = (mine + vector - 1) / vector * vector;
-  const int padded = group_channels * groups;
-  data = images.raw();
-  strides = {plane * padded, 1, static_cast<int>(images.size(3)) * padded, padded};
-  if ((images.layout() == Layout::nhwc || plane == 1) && padded == channels &&
-      reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0) {
-    return;
-  }
-  copy_.emplace(images.device(), ceil_div(images.size(0) * plane * padded, vector));
+template <class Split>
+void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const unsigned* largest) {
+  using From = typename Split::From;
+  constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
+  const int channels = static_cast<int>(images.size(1)), padded = group_channels * groups;
+  const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
+  strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
+  copy_.emplace(images.device(), images.size(0) * of_image);
   data = copy_->data();
   if (images.count() == 0) return;
+  const cudaStream_t stream = stream_of(images.device());
+  if constexpr (std::is_same_v<From, float>) {
+    if (has_channels_last(images) && padded == channels) {
+      const std::int64_t count = images.count() / kElements;
+      split_kernel<Split><<<grid_size("conv", ceil_div(count, kThreads)), kThreads, 0, stream>>>(
+          static_cast<const float4*>(images.raw()), copy_->data(), count, padded / kElements, largest);
+      return check_launch("conv: halves");
+    }
+  }
   Arguments a{};
   a.from = images.raw();
   a.to = copy_->data();
+  a.largest = largest;
   a.strides = ImageStrides(images.strides());
   a.pixels = plane;
   a.width = conv_gemm::Divider(images.size(3));
   a.group = conv_gemm::Divider(group_channels);
-  a.group_channels = mine, a.channels = channels, a.padded = padded;
+  a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
   if (rows != nullptr && rows->stride <= conv_gemm::kMaxPhases) {
     a.stride = static_cast<int>(rows->stride);
     a.padding = static_cast<int>(rows->padding);
     a.phases = 0;
     for (int r = 0; r < a.stride; ++r) a.phases |= rows->taps(r) > 0 ? 1u << r : 0;
   }
-  const auto launch = [&]<class Word>() {
-    const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
-                       reinterpret_cast<std::uintptr_t>(images.raw()) % (2 * sizeof(Word)) == 0;
-    const cudaStream_t stream = stream_of(images.device());
-    // A grid has at most 65535 blocks along z.
-    for (std::int64_t n = 0; n < images.size(0); n += 32768) {
-      Arguments part = a;
-      part.from = static_cast<const Word*>(a.from) + n * a.strides.n;
-      part.to = a.to + n * plane * padded / vector;
-      const dim3 grid(grid_size("conv", ceil_div(plane, kPixels)),
-                      static_cast<unsigned>(ceil_div(padded, static_cast<int>(128 / sizeof(Word)))),
-                      static_cast<unsigned>(std::min<std::int64_t>(32768, images.size(0) - n)));
-      if (pairs) {
-        copy_kernel<Word, true><<<grid, kThreads, 0, stream>>>(part);
-      } else {
-        copy_kernel<Word, false><<<grid, kThreads, 0, stream>>>(part);
-      }
-      check_launch("conv: channels last");
+  const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(images.raw()) % (2 * sizeof(From)) == 0;
+  // A grid has at most 65535 blocks along z.
+  for (std::int64_t n = 0; n < images.size(0); n += 32768) {
+    Arguments part = a;
+    part.from = static_cast<const From*>(a.from) + n * a.strides.n;
+    part.to = a.to + n * of_image;
+    const dim3 grid(grid_size("conv", ceil_div(plane, kPixels)),
+                    static_cast<unsigned>(ceil_div(padded, kElements * 8)),
+                    static_cast<unsigned>(std::min<std::int64_t>(32768, images.size(0) - n)));
+    if (pairs) {
+      transpose_kernel<Split, true><<<grid, kThreads, 0, stream>>>(part);
+    } else {
+      transpose_kernel<Split, false><<<grid, kThreads, 0, stream>>>(part);
     }
-  };
-  if (bytes == 2) {
-    launch.template operator()<std::uint16_t>();
+    check_launch("conv: channels last");
+  }
+}
+
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {
+  const int bytes = static_cast<int>(size_of(images.dtype())), vector = kVectorBytes / bytes;
+  const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
+  group_channels = (mine + vector - 1) / vector * vector;
+  if (has_channels_last(images) && group_channels == mine) {
+    data = images.raw();
+    strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
+               channels};
+  } else if (bytes == 2) {
+    copy<Whole<std::uint16_t>>(images, groups, rows, nullptr);
   } else {
     check(bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
-    launch.template operator()<std::uint32_t>();
+    copy<Whole<std::uint32_t>>(images, groups, rows, nullptr);
+  }
+}
+
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts,
+                           const unsigned* largest) {
+  constexpr int kElements = kVectorBytes / sizeof(float16);
+  const int mine = static_cast<int>(images.size(1)) / groups;
+  group_channels = (mine + kElements - 1) / kElements * kElements;
+  if (parts == 1) {
+    copy<Halves<1>>(images, groups, rows, largest);
+  } else {
+    copy<Halves<2>>(images, groups, rows, largest);
   }
 }
 

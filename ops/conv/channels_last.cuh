@@ -16,12 +16,19 @@ class ChannelsLast {
   /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
   /// nullptr: all are copied.
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr);
+  /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), whose largest magnitude's
+  /// bits are `largest`: a pixel has the first parts of all groups, then the second ones, like so many more
+  /// groups.
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const unsigned* largest);
 
   const void* data;
   conv_gemm::ImageStrides strides;
   int group_channels;  // padded
 
  private:
+  template <class Split>
+  void copy(const Tensor& images, int groups, const ConvAxis* rows, const unsigned* largest);
+
   std::optional<Workspace<uint4>> copy_;
 };
 

@@ -22,7 +22,8 @@ namespace {
 constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
     ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
-    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes};
+    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes,
+    ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 
@@ -57,6 +58,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "wgmma";
     case ConvAlgorithm::boxes:
       return "boxes";
+    case ConvAlgorithm::halves:
+      return "halves";
     case ConvAlgorithm::automatic:
       break;
   }

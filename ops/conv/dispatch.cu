@@ -23,7 +23,7 @@ struct Choice {
 ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Choice& choice) {
   if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
   ConvAlgorithm a = conv_algorithm();
-  if (a == ConvAlgorithm::boxes) a = ConvAlgorithm::wgmma;  // which asks again
+  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
   const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && choice.depthwise) ||
                      (a == ConvAlgorithm::direct && choice.direct) ||
                      (a == ConvAlgorithm::strip && choice.strip) || a == ConvAlgorithm::simt ||

@@ -47,12 +47,14 @@ __device__ __forceinline__ float round_to_tf32(float x) {
 }
 
 // What tensor cores do with a step of 32 bytes of k: `kParts` products of parts of the operands. prepare()
-// is what an element becomes in shared memory.
+// is what an element becomes in shared memory. Tensors have Values.
 
 /// Float32 operands rounded to 10 bits of mantissa.
 struct Tf32 {
   using Element = float;
-  static constexpr int kParts = 1;
+  using Value = float;
+  static constexpr int kParts = 1, kOperandParts = 1;
+  static constexpr bool kScaled = false;
   __device__ static float prepare(float x) { return round_to_tf32(x); }
   __device__ static void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                   std::uint32_t b1) {
@@ -77,7 +79,9 @@ struct Tf32x3 : Tf32 {
 template <class T>
 struct Half {
   using Element = T;
-  static constexpr int kParts = 1;
+  using Value = T;
+  static constexpr int kParts = 1, kOperandParts = 1;
+  static constexpr bool kScaled = false;
   __device__ static T prepare(T x) { return x; }
   __device__ static void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                   std::uint32_t b1) {

@@ -19,7 +19,8 @@
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
-//                `boxes` forces, or with operands gathered for each tap (wgmma_choice.cuh).
+//                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces; or with
+//                operands gathered for each tap (wgmma_choice.cuh).
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,
@@ -30,8 +31,8 @@
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
 // CPU `planes` wherever tensors are nchw, `winograd` wherever it can, `windows`, which is none of these; on a
-// GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma` and `boxes`. What a device does not have, or
-// what cannot compute a call, counts as `automatic`.
+// GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not
+// have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -54,7 +55,8 @@ enum class ConvAlgorithm : std::uint8_t {
   simt,
   tensor,
   wgmma,
-  boxes
+  boxes,
+  halves
 };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or

@@ -8,6 +8,8 @@
 // the same number of places, so its operand is the box from another row on: nothing is copied for it. A tile
 // has N places for each of two warpgroups, and one block of 64 channels, or N places and a block for each.
 //
+// Operands of several parts (scaled_half.cuh) have a box and a block of weights for each part in a stage.
+//
 // There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
 // warps bring boxes and two weights, through a ring each, as long as there are free stages: also while the
 // others write results.
@@ -23,10 +25,12 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/scaled_half.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
 
@@ -44,13 +48,14 @@ struct BoxArguments {
   BoxTile tile;
   CUtensorMap maps[kMaxPlanes];
   const char* packed;
+  const unsigned* largest;  // of what is read and of the weights, where these are scaled
   const void* bias;
   void* to;
   float* parts;  // of splits, if there are several
   ImageStrides to_strides;
   int blocks;  // of channels in a tile: 1 or 2
   int tiles_block, tiles_w, tiles_h, tiles_image, tiles, splits;
-  int box_bytes, box_stages, weight_stages;
+  int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };
@@ -59,8 +64,8 @@ struct BoxArguments {
 template <class M, int kPlaces>
 struct BoxKernel {
   using Math = M;
-  using Element = typename Math::Element;
-  static constexpr int N = kPlaces;
+  using Value = typename Math::Value;
+  static constexpr int N = kPlaces, kParts = Math::kOperandParts;
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
   static constexpr int kSums = N / 2;  // of a consumer
@@ -68,12 +73,16 @@ struct BoxKernel {
   /// Bytes of shared memory, and where its parts begin; all aligned to 1024 but the end.
   struct Memory {
     TAPEDECK_HD Memory(const BoxArguments& call)
-        : weights(call.box_stages * call.box_bytes),
-          staged(weights + call.weight_stages * call.blocks * kBlockBytes),
+        : weights(call.box_stages * kParts * call.box_bytes),
+          staged(weights + call.weight_stages * weight_bytes(call)),
           places(staged + kStagedBytes),
           end(places + 2 * N * static_cast<int>(sizeof(PlaceOfResult))) {}
     int weights, staged, places, end;
   };
+  /// Of a tap, all parts.
+  __device__ __host__ static int weight_bytes(const BoxArguments& call) {
+    return kParts * call.blocks * kBlockBytes;
+  }
   struct Barriers {
     Barrier full_box[kMostStages], empty_box[kMostStages];
     Barrier full_weight[kMostStages], empty_weight[kMostStages];
@@ -135,10 +144,13 @@ struct BoxKernel {
         const CUtensorMap& map = call.maps[p.planes() == 1 ? 0 : b / p.chunks];
         if (at.turn > 0) barriers.empty_box[at.stage].wait((at.turn - 1) & 1);
         Barrier& full = barriers.full_box[at.stage];
-        full.arrive_and_expect(bytes);
-        full.copy_box(memory + at.stage * call.box_bytes + slice * bytes, map,
-                      box.chunk * kVectors * p.elements, tile.column + w.origin, tile.row + row + h.origin,
-                      tile.image + image, tile.group);
+        full.arrive_and_expect(kParts * bytes);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          full.copy_box(memory + (at.stage * kParts + part) * call.box_bytes + slice * bytes, map,
+                        box.chunk * kVectors * p.elements, tile.column + w.origin, tile.row + row + h.origin,
+                        tile.image + image, part * p.groups + tile.group);
+        }
       }
     }
   }
@@ -147,7 +159,7 @@ struct BoxKernel {
   __device__ static void bring_weights(const BoxArguments& call, int half, char* weights,
                                        Barriers& barriers) {
     const BoxPlan& p = call.plan;
-    const int bytes = call.blocks * kBlockBytes, mine = bytes / 2;
+    const int bytes = weight_bytes(call), mine = bytes / 2;
     weights += half * mine;
     Position at;
 #pragma unroll 1
@@ -186,7 +198,7 @@ struct BoxKernel {
       const BoxPlan& p = call_.plan;
       const int warpgroup = threadIdx.x / kWarpgroup;
       const int first = call_.blocks == 1 ? warpgroup * N : 0;
-      const int weight_bytes = call_.blocks * kBlockBytes;
+      const int bytes = weight_bytes(call_);
       const char* const my_weights = weights_ + (call_.blocks == 1 ? 0 : warpgroup * kBlockBytes);
       int box_before = -1, weight_before = -1;
       bool keep = false;
@@ -196,7 +208,7 @@ struct BoxKernel {
         const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
         const int steps = p.steps(box.chunk);
         barriers_.full_box[box_.stage].wait(box_.turn & 1);
-        const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * call_.box_bytes);
+        const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * kParts * call_.box_bytes);
         const int down = h.shift * call_.tile.pitch;
 #pragma unroll 1
         for (int y = 0; y < h.taps; ++y)
@@ -204,17 +216,13 @@ struct BoxKernel {
           for (int x = 0; x < w.taps; ++x) {
             barriers_.full_weight[weight_.stage].wait(weight_.turn & 1);
             const std::uint64_t from = pixels + (first + y * down + x * w.shift) * (kPixelBytes / 16);
-            const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * weight_bytes);
-            // In line, so that the last product of a group is what ends it: with a loop, the compiler ends
-            // groups by products of nothing, and waiting for all groups but one waits for everything.
+            const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * bytes);
             const auto multiply_steps = [&]<int kSteps>() {
-              wgmma_fence();
-#pragma unroll
-              for (int s = 0; s < kSteps; ++s) {
-                wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, keep);
-                keep = true;
+              if constexpr (kParts == 1) {
+                start<kSteps>(sums, weights, from, keep);
+              } else {
+                add_parts_of_tap<kSteps>(sums, weights, from);
               }
-              wgmma_commit();
             };
             if (steps == 4) {
               multiply_steps.template operator()<4>();
@@ -225,7 +233,10 @@ struct BoxKernel {
             } else {
               multiply_steps.template operator()<1>();
             }
-            if (weight_before >= 0) {
+            keep = true;
+            if constexpr (kParts > 1) {
+              leave(barriers_.empty_weight[weight_.stage]);
+            } else if (weight_before >= 0) {
               wgmma_wait<1>();
               leave(barriers_.empty_weight[weight_before]);
               if (box_before >= 0) leave(barriers_.empty_box[box_before]);
@@ -234,9 +245,11 @@ struct BoxKernel {
             weight_before = weight_.stage;
             weight_.advance(call_.weight_stages);
           }
+        if constexpr (kParts > 1) leave(barriers_.empty_box[box_.stage]);
         box_before = box_.stage;
         box_.advance(call_.box_stages);
       }
+      if constexpr (kParts > 1) return;
       wgmma_wait<0>();
       pin(sums);
       leave(barriers_.empty_weight[weight_before]);
@@ -244,6 +257,38 @@ struct BoxKernel {
     }
 
    private:
+    /// Starts a group of products of a tap. In line, so that its last product is what ends it: with a loop,
+    /// the compiler ends groups by products of nothing, and waiting for all groups but one waits for
+    /// everything.
+    template <int kSteps>
+    __device__ __forceinline__ static void start(float (&sums)[kSums], std::uint64_t weights,
+                                                 std::uint64_t from, bool keep) {
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, keep || s > 0);
+      wgmma_commit();
+    }
+    /// Adds a tap's products of parts: summed by tensor cores, which truncate, only for the tap, those of the
+    /// smaller parts first. The other warpgroup multiplies while this one adds.
+    template <int kSteps>
+    __device__ __forceinline__ void add_parts_of_tap(float (&sums)[kSums], std::uint64_t weights,
+                                                     std::uint64_t from) const {
+      const int next_weights = call_.blocks * (kBlockBytes / 16), next_from = call_.box_bytes / 16;
+      float of_tap[kSums];
+      wgmma_fence();
+#pragma unroll
+      for (int product = 0; product < 3; ++product) {
+        const std::uint64_t w = weights + (product == 0 ? next_weights : 0),
+                            x = from + (product == 1 ? next_from : 0);
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(of_tap, w + 2 * s, x + 2 * s, product > 0 || s > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(of_tap);
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) sums[k] += of_tap[k];
+    }
     __device__ __forceinline__ static void leave(Barrier& barrier) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier.arrive();
@@ -298,13 +343,13 @@ struct BoxKernel {
     const BoxPlan& p = call.plan;
     const int first = first_channel(call, tile), mine = first + channel(0);
     const std::int64_t of_group = static_cast<std::int64_t>(tile.group) * p.to_channels;
-    Element* const to = static_cast<Element*>(call.to) + first_result(call, tile);
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
     float bias[2] = {};
     if (call.bias != nullptr) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (mine + i < p.to_channels)
-          bias[i] = convert<float>(static_cast<const Element*>(call.bias)[of_group + mine + i]);
+          bias[i] = convert<float>(static_cast<const Value*>(call.bias)[of_group + mine + i]);
     }
     places += first_place(call);
     if (call.vectors) return write_vectors(call, tile, places, staged, to + first, bias, sums);
@@ -315,13 +360,13 @@ struct BoxKernel {
         for (int e = 0; e < 2; ++e) {
           const PlaceOfResult at = places[place(k + e)];
           if (!exists(tile, at) || mine >= p.to_channels) continue;
-          Element* const result = to + at.offset + mine;
+          Value* const result = to + at.offset + mine;
           const float x = sums[k + e] + bias[0], y = sums[k + 2 + e] + bias[1];
           if (call.pairs) {
-            *reinterpret_cast<Pack<Element, 2>*>(result) = {convert<Element>(x), convert<Element>(y)};
+            *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(x), convert<Value>(y)};
           } else {
-            result[0] = convert<Element>(x);
-            if (mine + 1 < p.to_channels) result[1] = convert<Element>(y);
+            result[0] = convert<Value>(x);
+            if (mine + 1 < p.to_channels) result[1] = convert<Value>(y);
           }
         }
       return;
@@ -345,11 +390,11 @@ struct BoxKernel {
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
       if (place < N && exists(tile, at)) {
-        Element* result = to + at.offset + first_of_warp * step;
+        Value* result = to + at.offset + first_of_warp * step;
 #pragma unroll
         for (int c = 0; c < 16; ++c, result += step) {
           if (first_of_warp + c < p.to_channels)
-            *result = convert<Element>(rows[block_row(c) * kStagedPitch + lane]);
+            *result = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
         }
       }
       __syncwarp();
@@ -358,11 +403,11 @@ struct BoxKernel {
 
   /// The same where whole vectors of channels are neighbours; `to`: of the warpgroup's first channel.
   __device__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
-                                       const PlaceOfResult* places, float* staged, Element* to,
+                                       const PlaceOfResult* places, float* staged, Value* to,
                                        const float (&bias)[2], const float (&sums)[kSums]) {
-    constexpr int kElements = kVectorBytes / sizeof(Element), kOfPlace = kBlockChannels / kElements;
-    constexpr int kPass = 128 / sizeof(Element);  // places
-    constexpr int kPitch = kBlockChannels * sizeof(Element) + kVectorBytes;
+    constexpr int kElements = kVectorBytes / sizeof(Value), kOfPlace = kBlockChannels / kElements;
+    constexpr int kPass = 128 / sizeof(Value);  // places
+    constexpr int kPitch = kBlockChannels * sizeof(Value) + kVectorBytes;
     static_assert(2 * kPass * kPitch <= kStagedBytes);
     const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup, v = thread % kOfPlace;
     char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
@@ -373,9 +418,9 @@ struct BoxKernel {
       for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          *reinterpret_cast<Pack<Element, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
-                                               channel(0) * sizeof(Element)) = {
-              convert<Element>(sums[k + e] + bias[0]), convert<Element>(sums[k + 2 + e] + bias[1])};
+          *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
+                                             channel(0) * sizeof(Value)) = {
+              convert<Value>(sums[k + e] + bias[0]), convert<Value>(sums[k + 2 + e] + bias[1])};
         }
       synchronise_warpgroup();
 #pragma unroll
@@ -423,6 +468,12 @@ struct BoxKernel {
       if (tile.rows <= 0 || tile.columns <= 0) continue;
       float sums[kSums];
       consumer.multiply(tile, sums);
+      if constexpr (Math::kScaled) {
+        const float inverse = inverse_scale_of(call.largest[0]),
+                    of_weights = inverse_scale_of(call.largest[1]);
+#pragma unroll
+        for (float& x : sums) x = x * inverse * of_weights;
+      }
       if (call.splits == 1) {
         write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), sums);
       } else {
@@ -447,7 +498,7 @@ struct BoxKernel {
       for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumerThreads];
       from += static_cast<std::int64_t>(call.tiles) * (kSums * kConsumerThreads);
     }
-    Element* const to = static_cast<Element*>(call.to) + first_result(call, tile);
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const PlaceOfResult at =
@@ -457,8 +508,8 @@ struct BoxKernel {
       const float start =
           call.bias == nullptr
               ? 0.0f
-              : convert<float>(static_cast<const Element*>(call.bias)[tile.group * p.to_channels + c]);
-      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Element>(sums[k] + start);
+              : convert<float>(static_cast<const Value*>(call.bias)[tile.group * p.to_channels + c]);
+      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k] + start);
     }
   }
 };
@@ -485,14 +536,16 @@ struct WeightStrides {
   int from, to, kernel_h, kernel_w;  // between channels of `from`, of `to`; taps are neighbours
 };
 
-/// Fills packed weights: [group][weight][tile of blocks][block][row][vector, swizzled]. A thread has a vector
-/// of a tap and a channel of `to`; neighbours have neighbouring weights.
+/// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A thread has a
+/// vector of a tap and a channel of `to`; neighbours have neighbouring weights.
 template <class Math>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
-                            const typename Math::Element* w, int padded_channels, std::int64_t count,
-                            uint4* packed) {
+                            const typename Math::Value* w, int blocks, int padded_channels,
+                            std::int64_t count, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
+  using Value = typename Math::Value;
+  constexpr int kParts = Math::kOperandParts;
   constexpr int kElements = kVectorBytes / sizeof(T);
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
@@ -505,20 +558,35 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned tap = at % taps, rest = at / taps, inner = rest % near, outer = rest / near;
   const int m = static_cast<int>(to_is_near ? inner : outer),
             v = static_cast<int>(to_is_near ? outer : inner);
-  const T* const from = w + group * strides.group + static_cast<std::int64_t>(v) * kElements * strides.from +
-                        static_cast<std::int64_t>(m) * strides.to + tap;
-  Pack<T, kElements> values;
+  const Value* const from = w + group * strides.group +
+                            static_cast<std::int64_t>(v) * kElements * strides.from +
+                            static_cast<std::int64_t>(m) * strides.to + tap;
+  Pack<T, kElements> parts[kParts];
 #pragma unroll
   for (int k = 0; k < kElements; ++k) {
     const bool exists = m < p.to_channels && v * kElements + k < p.from_channels;
-    values.values[k] = Math::prepare(exists ? from[static_cast<std::int64_t>(k) * strides.from] : T{});
+    const Value value = exists ? from[static_cast<std::int64_t>(k) * strides.from] : Value{};
+    if constexpr (Math::kScaled) {
+      T of_value[kParts];
+      split_half(value, scale_of(largest[1]), of_value);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
+    } else {
+      parts[0].values[k] = Math::prepare(value);
+    }
   }
   const int kh = static_cast<int>(tap) / strides.kernel_w,
             weight = p.weight_of(kh, static_cast<int>(tap) - kh * strides.kernel_w, v);
   if (weight < 0) return;
-  const int row = m / kBlockChannels * kBlockChannels + block_row(m % kBlockChannels);
-  const std::int64_t to = (static_cast<std::int64_t>(group) * p.weights + weight) * padded_channels + row;
-  *reinterpret_cast<Pack<T, kElements>*>(packed + to * kVectors + (v % kVectors ^ (row & 7))) = values;
+  const int block = m / kBlockChannels, row = block_row(m % kBlockChannels);
+  const std::int64_t tile =
+      (static_cast<std::int64_t>(group) * p.weights + weight) * (padded_channels / kBlockChannels / blocks) +
+      block / blocks;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const std::int64_t to = ((tile * kParts + part) * blocks + block % blocks) * kBlockChannels + row;
+    *reinterpret_cast<Pack<T, kElements>*>(packed + to * kVectors + (v % kVectors ^ (row & 7))) = parts[part];
+  }
 }
 
 template <class K>
@@ -529,8 +597,7 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   const cudaStream_t stream = stream_of(to.device());
   call.blocks = choice.blocks;
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
-  const std::int64_t bytes =
-      std::int64_t{p.groups} * p.weights * call.tiles_block * call.blocks * kBlockBytes;
+  const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
   const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
   call.packed = reinterpret_cast<const char*>(packed.data());
   if (bytes > 0) {
@@ -538,7 +605,8 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
     const std::int64_t count =
         std::int64_t{p.groups} * strides.kernel_h * strides.kernel_w * p.chunks * kVectors * padded;
     pack_box_weights_kernel<Math><<<grid_size("conv", ceil_div(count, kThreads)), kThreads, 0, stream>>>(
-        p, strides, static_cast<const typename Math::Element*>(w.raw()), padded, count, packed.data());
+        p, strides, static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count,
+        call.largest, packed.data());
     check_launch("conv: pack");
   }
   const BoxTile& t = call.tile;
@@ -569,15 +637,21 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
 template <class Math>
 void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& plan, const BoxChoice& choice,
              const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
-  using T = typename Math::Element;
+  using T = typename Math::Value;
+  constexpr int kParts = Math::kOperandParts;
   const DeviceScope scope(to.device());
-  const ChannelsLast images(from, static_cast<int>(g.groups), transposed ? nullptr : &g.h);
   BoxArguments call{};
   call.plan = plan, call.tile = choice.tile;
+  std::optional<Largest> largest;
+  if constexpr (Math::kScaled) call.largest = largest.emplace(from, w).data();
+  const ConvAxis* const rows = transposed ? nullptr : &g.h;
+  const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, call.largest)
+                                            : ChannelsLast(from, plan.groups, rows);
   for (int i = 0; i < plan.h.planes; ++i)
     for (int j = 0; j < plan.w.planes; ++j)
       call.maps[i * plan.w.planes + j] =
-          image_map(images, from.dtype(), plan.n, plan.groups, plan.plane_h(i), plan.plane_w(j), call.tile);
+          image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
+                    plan.plane_w(j), call.tile);
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.to = to.raw();
   call.to_strides = ImageStrides(to.strides());
@@ -593,7 +667,8 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p
                               transposed ? to_c * taps : taps, transposed ? taps : from_c * taps,
                               static_cast<int>(g.h.kernel), static_cast<int>(g.w.kernel)};
   const auto launch = [&]<int kPlaces>() {
-    if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces>>(call, choice, strides, w, to);
+    if constexpr (kPlaces <= most_places(kParts))
+      if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces>>(call, choice, strides, w, to);
   };
   [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (launch.template operator()<kPlaces>(), ...);

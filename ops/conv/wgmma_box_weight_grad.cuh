@@ -1,4 +1,5 @@
-// The weight's gradient over boxes of pixels (box_plan.h) on Hopper's tensor cores, for 16-bit types.
+// The weight's gradient over boxes of pixels (box_plan.h) on Hopper's tensor cores, for 16-bit operands: of
+// 16-bit types, or scaled halves (scaled_half.cuh).
 //
 //   gw[ci, co, tap] = sum over pixels i of x[i, ci] * plane[i + shift(tap), co]
 // for taps that read one of y's planes. wgmma multiplies D[64 ci, N] += A[64 ci, 16 pixels] * B[N, 16
@@ -10,13 +11,18 @@
 // A warpgroup has D for a block of ci and a unit, kAtoms taps of a row. A thread block has the units and
 // blocks of ci that share boxes, and a range of tiles of pixels, whose sums it writes; a last kernel adds the
 // sums of all ranges in their order (wgmma_weight_grad.cuh). Tensor cores truncate what they add: after
-// kFlush steps D is added to what is written already, in float32.
+// kFlush steps D is added to what is written already, in float32. Operands of two parts are multiplied three
+// times, the products of kFlushOfParts steps are added in registers, and the other warpgroup multiplies
+// meanwhile.
 //
 // Pixels that do not exist are zeros in x. A box of y of whole rows is read past its end at such pixels:
 // there are zeros, too.
 #pragma once
 
+#include <optional>
+
 #include <tapedeck/ops/conv/box_grad_plan.h>
+#include <tapedeck/ops/conv/scaled_half.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
 
@@ -26,6 +32,7 @@ struct BoxGradArguments {
   BoxGradPlan plan;
   CUtensorMap x_map, y_maps[kMaxPlanes];
   float* parts;
+  const unsigned* largest;                         // of x and y, where these are scaled
   int groups, ci, co, kernel_w, y_channels, rows;  // as in WgmmaWeightGradArguments
   int split_tiles, stages;
 };
@@ -33,13 +40,14 @@ struct BoxGradArguments {
 template <class M, int kAtomsOfTile>
 struct BoxGradKernel {
   using Math = M;
-  using Element = typename Math::Element;
+  static constexpr int kParts = Math::kOperandParts;
   static constexpr int kAtoms = kAtomsOfTile, N = 64 * kAtoms, kSums = N / 2;
-  static constexpr int kWarpgroups = grad_warpgroups(kAtoms);
+  static constexpr int kWarpgroups = grad_warpgroups(kAtoms, kParts);
   static constexpr int kConsumers = kWarpgroups * 128, kThreads = kConsumers + 128;
-  static constexpr int kFlush = 512;  // steps
+  static constexpr int kFlush = 512, kFlushOfParts = 4;  // steps
   static constexpr int kMostStages = 4;
-  static constexpr int kBehind = 4;  // products
+  static constexpr bool kTakesRegisters = kParts * kSums > 128;  // from those who bring
+  static constexpr int kBehind = 4;                              // products
 
   struct Barriers {
     Barrier full[kMostStages], empty[kMostStages];
@@ -72,11 +80,14 @@ struct BoxGradKernel {
                 column = at.column + (is_x ? 0 : p.planes.w.of[work.j].origin);
       if (turn > 0) barriers.empty[stage].wait((turn - 1) & 1);
       Barrier& full = barriers.full[stage];
-      full.arrive_and_expect(bytes * blocks);
-      for (int b = 0; b < blocks; ++b) {
-        full.copy_box(memory + stage * p.stage_bytes() + b * of_block, map, (first + b) * kBlockChannels,
-                      column, row + (box.images > 1 ? 0 : offset), at.image + (box.images > 1 ? offset : 0),
-                      work.group);
+      full.arrive_and_expect(kParts * bytes * blocks);
+      for (int part = 0; part < kParts; ++part) {
+        char* const to = memory + stage * p.stage_bytes() + part * p.part_bytes();
+        for (int b = 0; b < blocks; ++b) {
+          full.copy_box(to + b * of_block, map, (first + b) * kBlockChannels, column,
+                        row + (box.images > 1 ? 0 : offset), at.image + (box.images > 1 ? offset : 0),
+                        part * p.planes.groups + work.group);
+        }
       }
       if (++stage == call.stages) stage = 0, ++turn;
     }
@@ -107,10 +118,12 @@ struct BoxGradKernel {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     if (warpgroup >= kWarpgroups) {
+      if constexpr (kTakesRegisters) leave_registers<40>();
       const int warp = (threadIdx.x - kConsumers) / 32;
       if (threadIdx.x % 32 == 0) bring(call, work, warp < 2, warp % 2, memory, barriers);
       return;
     }
+    if constexpr (kTakesRegisters) take_registers<232>();
     if (warpgroup >= warpgroups) return;
     const int x_block = warpgroup / p.units;
     const BoxGradPlan::Unit unit = p.unit(work, warpgroup % p.units);
@@ -118,6 +131,7 @@ struct BoxGradKernel {
     const char* const y = memory + p.x_blocks * x_bytes + p.place(work, unit) * kPixelBytes;
     const int atom_step = p.atom_step(work) * kPixelBytes;
 
+    if constexpr (kParts > 1) return run_parts(call, work, x_block, unit, x, y, atom_step, barriers);
     const int tiles_at_once = max(1, kFlush / (p.tile.segments * p.tile.steps));
     int stage = 0;
     unsigned turn = 0;
@@ -166,6 +180,66 @@ struct BoxGradKernel {
     }
   }
 
+  /// The same with operands of two parts.
+  __device__ static void run_parts(const BoxGradArguments& call, const Work& work, int x_block,
+                                   const BoxGradPlan::Unit& unit, const char* x, const char* y, int atom_step,
+                                   Barriers& barriers) {
+    const BoxGradPlan& p = call.plan;
+    const int next = p.part_bytes() / 16, steps = p.tile.segments * p.tile.steps;
+    const int next_segment_a = p.tile.x.pitch * (kPixelBytes / 16) - p.tile.steps * kPixelBytes,
+              next_segment_b = p.tile.y.pitch * (kPixelBytes / 16) - p.tile.steps * kPixelBytes;
+    static_assert(kFlushOfParts == 4);
+    float sums[kSums], some[kSums];
+#pragma unroll
+    for (float& s : sums) s = 0;
+    int stage = 0;
+    unsigned turn = 0;
+#pragma unroll 1
+    for (int t = work.begin; t < work.end; ++t) {
+      barriers.full[stage].wait(turn & 1);
+      std::uint64_t a = pixels_descriptor(x + stage * p.stage_bytes(), 0),
+                    b = pixels_descriptor(y + stage * p.stage_bytes(), atom_step);
+      int of_segment = 0;
+      const auto multiply_steps = [&]<int kSteps>() {
+        std::uint64_t at_a[kSteps], at_b[kSteps];
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          at_a[s] = a, at_b[s] = b;
+          const bool last = ++of_segment == p.tile.steps;
+          a += kPixelBytes + (last ? next_segment_a : 0), b += kPixelBytes + (last ? next_segment_b : 0);
+          if (last) of_segment = 0;
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          wgmma_transposed<Math, N>(some, at_a[s] + next, at_b[s], s > 0);
+          wgmma_transposed<Math, N>(some, at_a[s], at_b[s] + next, true);
+          wgmma_transposed<Math, N>(some, at_a[s], at_b[s], true);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(some);
+#pragma unroll
+        for (int k = 0; k < kSums; ++k) sums[k] += some[k];
+      };
+#pragma unroll 1
+      for (int left = steps; left > 0; left -= kFlushOfParts) {
+        if (left >= 4) {
+          multiply_steps.template operator()<4>();
+        } else if (left == 3) {
+          multiply_steps.template operator()<3>();
+        } else if (left == 2) {
+          multiply_steps.template operator()<2>();
+        } else {
+          multiply_steps.template operator()<1>();
+        }
+      }
+      leave(barriers.empty[stage]);
+      if (++stage == call.stages) stage = 0, ++turn;
+    }
+    add(call, work, x_block, unit, sums, false);
+  }
+
   /// Writes sums, or adds them to those that are there.
   __device__ static void add(const BoxGradArguments& call, const Work& work, int x_block,
                              const BoxGradPlan::Unit& unit, const float (&sums)[kSums], bool adds) {
@@ -175,6 +249,9 @@ struct BoxGradKernel {
     float* const part =
         call.parts +
         (static_cast<std::int64_t>(blockIdx.y) * call.groups + work.group) * call.rows * call.ci + ci;
+    float inverse[2] = {1, 1};
+    if constexpr (Math::kScaled)
+      inverse[0] = inverse_scale_of(call.largest[0]), inverse[1] = inverse_scale_of(call.largest[1]);
 #pragma unroll
     for (int atom = 0; atom < kAtoms; ++atom) {
       const BoxGradPlan::Atom at = p.atom(work, unit, atom);
@@ -185,7 +262,7 @@ struct BoxGradKernel {
         const int co = at.y_block * kBlockChannels + k / 4 * 8 + lane % 4 * 2 + k % 2, row = k / 2 % 2 * 8;
         if (co >= call.co || ci + row >= call.ci) continue;
         float* const to = part + (tap * call.y_channels + co) * call.ci + row;
-        const float sum = sums[atom * 32 + k];
+        const float sum = sums[atom * 32 + k] * inverse[0] * inverse[1];
         *to = adds ? *to + sum : sum;
       }
     }
@@ -218,27 +295,34 @@ void launch_box_weight_grad(const BoxGradArguments& call, int splits, cudaStream
   check_launch("conv: weight gradient");
 }
 
-/// wgmma_weight_grad() for 16-bit types, if there are tiles for it: returns whether there were.
+/// wgmma_weight_grad() for 16-bit operands, if there are tiles for it: returns whether there were.
 template <class Math>
 bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   using T = typename Math::Element;
-  constexpr int kMostBytes = 225 * 1024;
+  constexpr int kMostBytes = 225 * 1024, kParts = Math::kOperandParts;
   if (g.group_ci() < 16 || g.group_co() < 16) return false;
   BoxGradArguments call{};
-  call.plan = BoxGradPlan(g, kMostBytes);
+  call.plan = BoxGradPlan(g, kMostBytes, kParts);
   const BoxGradPlan& p = call.plan;
   if (!p.exists()) return false;
   call.stages = std::min(4, kMostBytes / p.stage_bytes());
 
   const DeviceScope scope(w.device());
-  const ChannelsLast x_images(x, p.planes.groups), y_images(y, p.planes.groups, &g.h);
   const BoxPlan& planes = p.planes;
+  std::optional<Largest> largest;
+  if constexpr (Math::kScaled) call.largest = largest.emplace(x, y).data();
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int index) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, call.largest + index)
+                         : ChannelsLast(images, planes.groups, rows);
+  };
+  const ChannelsLast x_images = images_of(x, nullptr, 0), y_images = images_of(y, &g.h, 1);
+  const int groups = kParts * planes.groups;
   call.x_map =
-      image_map(x_images, x.dtype(), planes.n, planes.groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);
+      image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);
   for (int i = 0; i < planes.h.planes; ++i)
     for (int j = 0; j < planes.w.planes; ++j)
-      call.y_maps[i * planes.w.planes + j] = image_map(y_images, y.dtype(), planes.n, planes.groups,
-                                                       planes.plane_h(i), planes.plane_w(j), p.tile.y);
+      call.y_maps[i * planes.w.planes + j] =
+          image_map(y_images, dtype_of<T>, planes.n, groups, planes.plane_h(i), planes.plane_w(j), p.tile.y);
   call.groups = planes.groups, call.ci = planes.to_channels, call.co = planes.from_channels;
   call.kernel_w = static_cast<int>(g.w.kernel);
   call.y_channels = y_images.group_channels;
@@ -262,13 +346,14 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
       launch_box_weight_grad<BoxGradKernel<Math, 3>>(call, splits, stream);
       break;
     default:
-      launch_box_weight_grad<BoxGradKernel<Math, 4>>(call, splits, stream);
+      if constexpr (most_grad_atoms(kParts) == 4)
+        launch_box_weight_grad<BoxGradKernel<Math, 4>>(call, splits, stream);
   }
   WgmmaWeightGradArguments sum{};
   sum.parts = call.parts;
   sum.groups = call.groups, sum.ci = call.ci, sum.co = call.co, sum.taps = taps;
   sum.y_channels = call.y_channels, sum.rows = call.rows, sum.splits = splits;
-  sum_weight_grads<T>(sum, w);
+  sum_weight_grads<typename Math::Value>(sum, w);
   return true;
 }
 

@@ -1,7 +1,7 @@
 // How the family is computed with Hopper's instructions: over boxes of pixels (wgmma_box.cuh,
-// wgmma_box_weight_grad.cuh), or with operands gathered for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh):
-// where products have three parts, where images are so small that boxes are mostly padding, and for weight
-// gradients of 32-bit types, whose operands the tensor cores do not transpose.
+// wgmma_box_weight_grad.cuh), of the tensors' own type, or for float32 of scaled halves (scaled_half.cuh); or
+// with operands gathered for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh), where images are so small that
+// boxes are mostly padding, or there is little work.
 #pragma once
 
 #include <tapedeck/ops/conv/kernels.h>
@@ -12,31 +12,55 @@
 
 namespace tapedeck::cu::conv_gemm {
 
+/// The scaled halves that are as accurate as Math's products of float32.
+template <class Math>
+using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
+
+/// About how many clocks it takes to make halves of images, beyond what is copied with any kernel.
+inline double halves_clocks(const Tensor& images, int parts) {
+  const double bytes = images.layout() == Layout::nchw ? 4 + 2 * parts - 4 : 8 + 2 * parts;
+  return static_cast<double>(images.count()) * bytes / 2200 + 8000;
+}
+
 template <class Math>
 void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to) {
+  const ConvAlgorithm forced = conv_algorithm();
   const Plan plan(g, transposed, sizeof(typename Math::Element));
   const WindowsChoice<Math> windows(plan);
+  double clocks = windows.clocks;  // the least so far
+  BoxPlan boxes, halves;
+  BoxChoice box_choice, half_choice;
   if constexpr (Math::kParts == 1) {
-    const BoxPlan boxes(g, transposed, sizeof(typename Math::Element));
-    const BoxChoice choice = best_box_choice(boxes);
-    const bool forced = conv_algorithm() == ConvAlgorithm::boxes;
-    if (choice.places > 0 && (forced || choice.clocks < windows.clocks))
-      return box_map<Math>(g, transposed, boxes, choice, from, w, bias, to);
+    boxes = BoxPlan(g, transposed, sizeof(typename Math::Element));
+    box_choice = best_box_choice(boxes);
+    if (box_choice.places > 0) clocks = std::min(clocks, box_choice.clocks);
+  }
+  if constexpr (std::is_same_v<typename Math::Element, float>) {
+    using Halves = HalvesOf<Math>;
+    halves = BoxPlan(g, transposed, sizeof(typename Halves::Element));
+    half_choice = best_box_choice(halves, Halves::kOperandParts);
+    const double estimate = half_choice.clocks + halves_clocks(from, Halves::kOperandParts);
+    const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
+    if (half_choice.places > 0 && (best || forced == ConvAlgorithm::halves))
+      return box_map<Halves>(g, transposed, halves, half_choice, from, w, bias, to);
+  }
+  if constexpr (Math::kParts == 1) {
+    if (box_choice.places > 0 && (box_choice.clocks < windows.clocks || forced == ConvAlgorithm::boxes))
+      return box_map<Math>(g, transposed, boxes, box_choice, from, w, bias, to);
   }
   windows_map<Math>(g, transposed, plan, windows, from, w, bias, to);
 }
 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
-  if constexpr (sizeof(typename Math::Element) == 2) {
-    // Measured on an H200: boxes are faster but for little work a call or a byte, and images of less than
-    // 6x6.
-    const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
-    const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= 36;
-    const bool forced = conv_algorithm() == ConvAlgorithm::boxes;
-    if ((much || forced) && box_weight_grad<Math>(g, x, y, w)) return;
-  }
+  constexpr bool kFloat = std::is_same_v<typename Math::Element, float>;
+  using Halves = HalvesOf<Math>;
+  // Measured on an H200: boxes are faster but for little work a call or a byte, and images of less than 6x6.
+  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
+  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= 36;
+  const bool forced = conv_algorithm() == (kFloat ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
+  if ((much || forced) && box_weight_grad<std::conditional_t<kFloat, Halves, Math>>(g, x, y, w)) return;
   gathered_weight_grad<Math>(g, x, y, w);
 }
 

@@ -1,0 +1,58 @@
+// Float32 products by float16 ones: Hopper's tensor cores multiply float16 twice as fast as TF32, and a
+// float16 number has as many digits (11 bits).
+//
+// An operand is scaled by a power of two, such that its largest magnitude comes to lie in [2^14, 2^15), and
+// each element becomes the sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
+//   a*b = (a1 + a2)*(b1 + b2), of which a2*b2 is left out.
+// What is left out of an element is at most 2^-12 or 2^-23 of it, or 2^-40 of the operand's largest
+// magnitude, where float16 has no smaller numbers. Infinities and NaN stay what they are in the first part
+// and do not count as magnitudes: results that see them are not finite.
+//
+// As much error as of float32's own sums of products: Ootomo and Yokota, "Recovering single precision
+// accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
+#pragma once
+
+#include <tapedeck/ops/conv/gemm_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+/// What tensor cores do with float32 operands of `kOf` parts each.
+template <int kOf>
+struct ScaledHalf : Half<float16> {
+  using Value = float;
+  static constexpr int kOperandParts = kOf;
+  static constexpr bool kScaled = true;
+};
+
+/// The largest finite magnitudes of two float32 tensors, queued on the current stream.
+class Largest {
+ public:
+  Largest(const Tensor& a, const Tensor& b);
+  /// The bits of both, on the device.
+  const unsigned* data() const { return bits_.data(); }
+
+ private:
+  Workspace<unsigned> bits_;
+};
+
+/// A power of two for an operand whose largest magnitude has these bits, and its inverse. Sums of products
+/// are multiplied by both inverses one after the other: the product of these may not fit.
+__device__ __forceinline__ float scale_of(unsigned largest) {
+  return __uint_as_float((268 - max(largest >> 23, 15u)) << 23);
+}
+__device__ __forceinline__ float inverse_scale_of(unsigned largest) {
+  return __uint_as_float((max(largest >> 23, 15u) - 14) << 23);
+}
+
+/// An element's parts.
+template <int kOf>
+__device__ __forceinline__ void split_half(float x, float scale, float16 (&parts)[kOf]) {
+  x *= scale;
+  parts[0] = convert<float16>(x);
+  if constexpr (kOf == 2) {
+    const float rest = x - convert<float>(parts[0]);
+    parts[1] = convert<float16>(isfinite(rest) ? rest : 0.0f);
+  }
+}
+
+}  // namespace tapedeck::cu::conv_gemm
