@@ -34,7 +34,7 @@ inline std::int64_t count(std::int64_t all, std::int64_t size) {
 
 /// How a plan is computed.
 struct BoxChoice {
-  int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, splits = 1;
+  int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, lead = 0, splits = 1;
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   BoxTile tile;
   std::int64_t tiles = 0;
@@ -80,9 +80,14 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts 
             count(p.n, t.images) * count(p.h.most(), t.rows) * count(p.w.most(), t.columns);
   // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
   // shared memory places / 4 + 16; or what is brought; then results are written.
-  int taps = 0, steps = 0;
+  int taps = 0, steps = 0, least_taps = 1 << 20;
   for (int i = 0; i < p.pairs_h(); ++i)
-    for (int j = 0; j < p.pairs_w(); ++j) taps += p.taps(i, j);
+    for (int j = 0; j < p.pairs_w(); ++j) {
+      taps += p.taps(i, j);
+      if (p.taps(i, j) > 0) least_taps = std::min(least_taps, p.taps(i, j));
+    }
+  // No warpgroup may wait for a stage that the other one has not begun with.
+  c.lead = std::min(c.weight_stages, c.box_stages * least_taps);
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
   const double step = 2 * std::max(places / 2.0, places / 4.0 + 16);

@@ -77,9 +77,11 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
   return best;
 }
 
-/// How many neighbouring taps of a row are read together: such that few are without a use.
-inline int atoms_of(int taps, int most) {
-  return taps <= most ? taps : most < 4 ? most : (taps + 2) / 3 * 3 < (taps + 3) / 4 * 4 ? 3 : 4;
+/// How many of so many taps or blocks are read together, at most `most`: such that few are without a use.
+inline int atoms_of(int count, int most) {
+  if (count <= most) return count;
+  const auto read = [count](int atoms) { return (count + atoms - 1) / atoms * atoms; };
+  return read(most - 1) < read(most) ? most - 1 : most;
 }
 /// Warpgroups of a thread block: what registers allow. With operands of two parts there are sums twice.
 constexpr int grad_warpgroups(int atoms, int parts = 1) {
@@ -106,7 +108,7 @@ struct BoxGradPlan {
               y_all = ceil_div(p.from_channels, kBlockChannels);
     atoms_are_taps = taps > 1;
     const int most_atoms = most_grad_atoms(parts);
-    atoms = atoms_are_taps ? atoms_of(taps, most_atoms) : std::min(most_atoms, y_all);
+    atoms = atoms_of(atoms_are_taps ? taps : y_all, most_atoms);
     int most = 0;
     for (int plane = 0; plane < p.planes(); ++plane) most = std::max(most, units_of(plane));
     units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms, parts)));

@@ -141,6 +141,8 @@ struct BoxPlan {
         weights += taps(i, j) * chunks;
       }
     }
+    by_chunks = Divider(std::max(1, chunks)), by_pairs_w = Divider(std::max(1, pairs_w()));
+    by_phases_w = Divider(std::max(1, w.phases)), by_phases = Divider(std::max(1, phases()));
   }
 
   TAPEDECK_HD int phases() const { return h.phases * w.phases; }
@@ -152,15 +154,19 @@ struct BoxPlan {
 
   /// Boxes that results of a phase read: [plane][chunk of channels].
   TAPEDECK_HD int boxes(int phase) const {
-    return planes() == 1 && taps(phase / w.phases, phase % w.phases) == 0 ? 0 : planes() * chunks;
+    return has_boxes(phase / w.phases, phase % w.phases) ? planes() * chunks : 0;
+  }
+  TAPEDECK_HD bool has_boxes(int phase_h, int phase_w) const {
+    return planes() > 1 || taps(phase_h, phase_w) > 0;
   }
   /// Where box `index` of a phase is: its taps (i, j), and which weights meet them.
   struct Box {
     int i, j, chunk, weight;  // weight: that of tap (0, 0), in the order of taps
   };
   TAPEDECK_HD Box box_of(int phase, int index) const {
-    const int plane = index / chunks, chunk = index - plane * chunks, pair = planes() == 1 ? phase : plane;
-    const int i = pair / pairs_w(), j = pair - i * pairs_w();
+    const int plane = by_chunks.divide(index), chunk = by_chunks.modulo(index, plane),
+              pair = planes() == 1 ? phase : plane;
+    const int i = by_pairs_w.divide(pair), j = by_pairs_w.modulo(pair, i);
     return {i, j, chunk, weight_begin[pair] + chunk * taps(i, j)};
   }
   /// Which of `weights` holds vector v of channels at a tap; -1 if no result sees it.
@@ -189,6 +195,7 @@ struct BoxPlan {
   int elements = 4;             // of a vector
   int vectors = 0, chunks = 0;  // of a group's channels; chunks of kPixelBytes
   BoxAxis h, w;
+  Divider by_chunks, by_pairs_w, by_phases_w, by_phases;
   int weights = 0, weight_begin[kMaxPhases * kMaxPhases] = {};
 
  private:

@@ -4,8 +4,7 @@
 // For the transpose, a block has kPixels pixels of an image and 128 bytes of channels, of each part. It reads
 // along pixels and writes along channels, full sectors both ways where the images are nchw; in between are
 // rows of pixels in shared memory whose pitch is a word more than 128 bytes, so that both sides meet
-// different banks (two threads the same one where pixels are read by pairs). A thread reads as many channels
-// as make a word.
+// different banks (two threads the same one where pixels are read by pairs, or 16-bit elements one by one).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/channels_last.cuh>
@@ -32,14 +31,14 @@ struct Arguments {
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
 };
 
-// What an element becomes: kParts of type To.
+// What an element becomes: kParts of type To. A thread takes kAtOnce channels.
 
 /// Word: an unsigned integer of an element's size.
 template <class Word>
 struct Whole {
   using From = Word;
   using To = Word;
-  static constexpr int kParts = 1;
+  static constexpr int kParts = 1, kAtOnce = 1;
   __device__ explicit Whole(const unsigned*) {}
   __device__ void operator()(Word x, Word (&parts)[1]) const { parts[0] = x; }
 };
@@ -48,7 +47,7 @@ template <int kOf>
 struct Halves {
   using From = float;
   using To = float16;
-  static constexpr int kParts = kOf;
+  static constexpr int kParts = kOf, kAtOnce = 2;
   __device__ explicit Halves(const unsigned* largest) : scale(conv_gemm::scale_of(*largest)) {}
   __device__ void operator()(float x, float16 (&parts)[kOf]) const { conv_gemm::split_half(x, scale, parts); }
   float scale;
@@ -59,7 +58,7 @@ template <class Split, bool kPair>
 __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
   using To = typename Split::To;
-  constexpr int kParts = Split::kParts, kAtOnce = 4 / sizeof(To), kChannels = 32 * kAtOnce;
+  constexpr int kParts = Split::kParts, kAtOnce = Split::kAtOnce, kChannels = 128 / sizeof(To);
   constexpr int kStep = kPair ? 2 : 1, kElements = kVectorBytes / sizeof(To);
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   const std::int64_t first_pixel = std::int64_t{blockIdx.x} * kPixels;
@@ -76,14 +75,14 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_consta
   const From* const from = static_cast<const From*>(a.from) + blockIdx.z * a.strides.n;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int word = warp + i * 8;
+  for (int i = 0; i < kChannels / kAtOnce / 8; ++i) {
+    const int first = (warp + i * 8) * kAtOnce;
     bool inside[kAtOnce];
     const From* channels[kAtOnce];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int c = first_channel + word * kAtOnce + j, group = a.group.divide(c),
-                in_group = a.group.modulo(c, group), channel = group * a.group_channels + in_group;
+      const int c = first_channel + first + j, group = a.group.divide(c), in_group = a.group.modulo(c, group),
+                channel = group * a.group_channels + in_group;
       inside[j] = in_group < a.group_channels && channel < a.channels;
       channels[j] = from + static_cast<std::int64_t>(channel) * a.strides.c;
     }
@@ -114,7 +113,8 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_consta
           Pack<To, kAtOnce> together;
 #pragma unroll
           for (int j = 0; j < kAtOnce; ++j) together.values[j] = parts[j][part];
-          *reinterpret_cast<Pack<To, kAtOnce>*>(&words[part][(p + k) * kRowWords + word]) = together;
+          *reinterpret_cast<Pack<To, kAtOnce>*>(reinterpret_cast<To*>(words[part] + (p + k) * kRowWords) +
+                                                first) = together;
         }
       }
     }

@@ -169,8 +169,8 @@ ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout
                        choose_weight_grad(g, dtype, layout, layout, has_wgmma)};
   e.phases = host.phases, e.empty_phases = host.empty_phases;
   e.flops = host.flops, e.bytes = host.bytes;
-  // Wgmma kernels transpose nchw tensors, and pack an operand, in two parts at float32's accuracy, or
-  // transpose it.
+  // Wgmma kernels pack an operand, in two parts at float32's accuracy, or transpose it, and transpose nchw
+  // tensors or make halves of them, two at float32's accuracy.
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   const auto size = static_cast<double>(size_of(dtype));
   const double x = static_cast<double>(g.x_shape().count()) * size,
@@ -184,7 +184,7 @@ ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout
     e.workspace = std::max(e.workspace, transposes * y + parts * x);
   const double rate = dtype == DType::float64   ? 60e12
                       : dtype != DType::float32 ? 680e12
-                                                : (three ? 353e12 / 3 : 353e12);
+                                                : (three ? 267e12 : 680e12);
   e.limit = std::max(e.bytes / 4.27e12, e.flops / rate);
   return e;
 }

@@ -270,6 +270,15 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* 
   }
 }
 
+/// Two warpgroups take turns by named barriers: one waits for its own until the other one has passed the
+/// turn.
+__device__ __forceinline__ void await_turn(int barrier) {
+  asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int barrier) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+}
+
 /// Registers of a thread of this warpgroup from now on.
 template <int N>
 __device__ __forceinline__ void take_registers() {

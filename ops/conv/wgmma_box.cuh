@@ -12,7 +12,8 @@
 //
 // There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
 // warps bring boxes and two weights, through a ring each, as long as there are free stages: also while the
-// others write results.
+// others write results. One warpgroup leads by some taps, so that it writes while the other one multiplies;
+// with several parts warpgroups take turns at the tensor cores.
 //
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
 // thread, in nchw a warp writes 32 places of a channel at once.
@@ -54,8 +55,10 @@ struct BoxArguments {
   float* parts;  // of splits, if there are several
   ImageStrides to_strides;
   int blocks;  // of channels in a tile: 1 or 2
-  int tiles_block, tiles_w, tiles_h, tiles_image, tiles, splits;
-  int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
+  int tiles_block, tiles, splits;
+  Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
+  int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
+  int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };
@@ -69,6 +72,7 @@ struct BoxKernel {
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
   static constexpr int kSums = N / 2;  // of a consumer
+  static constexpr int kTurns = 3;     // the first of two named barriers
 
   /// Bytes of shared memory, and where its parts begin; all aligned to 1024 but the end.
   struct Memory {
@@ -86,6 +90,7 @@ struct BoxKernel {
   struct Barriers {
     Barrier full_box[kMostStages], empty_box[kMostStages];
     Barrier full_weight[kMostStages], empty_weight[kMostStages];
+    Barrier lead;
   };
 
   struct Position {
@@ -100,26 +105,26 @@ struct BoxKernel {
   struct TileAt {
     __device__ TileAt(const BoxArguments& call, int index) {
       const BoxPlan& p = call.plan;
-      const int split = index / call.tiles;
+      const int split = call.splits == 1 ? 0 : call.by_tiles.divide(index);
       index -= split * call.tiles;
-      const auto next = [&index](int count) {
-        const int quotient = index / count, rest = index - quotient * count;
+      const auto next = [&index](const Divider& count) {
+        const int quotient = count.divide(index), rest = count.modulo(index, quotient);
         index = quotient;
         return rest;
       };
-      block = next(call.tiles_block);
-      const int turn = next(p.phases());
+      block = next(call.by_blocks);
+      const int turn = next(p.by_phases);
       // Phases have different numbers of taps: a thread block does not always get the same one.
-      phase = (turn + index) % p.phases();
-      column = next(call.tiles_w) * call.tile.columns;
-      row = next(call.tiles_h) * call.tile.rows;
-      image = next(call.tiles_image) * call.tile.images;
-      group = next(p.groups);
-      i = phase / p.w.phases, j = phase - i * p.w.phases;
+      phase = p.by_phases.modulo(turn + index, p.by_phases.divide(turn + index));
+      column = next(call.by_columns) * call.tile.columns;
+      row = next(call.by_rows) * call.tile.rows;
+      image = next(call.by_images) * call.tile.images;
+      group = index;
+      i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i);
       rows = min(call.tile.rows, p.h.count[i] - row), columns = min(call.tile.columns, p.w.count[j] - column);
       images = min(call.tile.images, p.n - image);
-      const int all = rows > 0 && columns > 0 ? p.boxes(phase) : 0,
-                each = (all + call.splits - 1) / call.splits;
+      const int all = rows > 0 && columns > 0 && p.has_boxes(i, j) ? p.planes() * p.chunks : 0,
+                each = call.splits == 1 ? all : (all + call.splits - 1) / call.splits;
       begin = min(all, split * each), end = min(all, begin + each);
     }
     int block, phase, i, j, group, image, row, column;
@@ -234,6 +239,7 @@ struct BoxKernel {
               multiply_steps.template operator()<1>();
             }
             keep = true;
+            if (kParts == 1 && ++taps_ == call_.lead) lead();
             if constexpr (kParts > 1) {
               leave(barriers_.empty_weight[weight_.stage]);
             } else if (weight_before >= 0) {
@@ -256,7 +262,16 @@ struct BoxKernel {
       leave(barriers_.empty_box[box_before]);
     }
 
+    /// Lets the other warpgroup begin, at the latest after the first tile.
+    __device__ void end_first_tile() {
+      if (taps_ < call_.lead) lead();
+      taps_ = call_.lead;
+    }
+
    private:
+    __device__ void lead() const {
+      if (threadIdx.x == 0) barriers_.lead.arrive();
+    }
     /// Starts a group of products of a tap. In line, so that its last product is what ends it: with a loop,
     /// the compiler ends groups by products of nothing, and waiting for all groups but one waits for
     /// everything.
@@ -269,12 +284,15 @@ struct BoxKernel {
       wgmma_commit();
     }
     /// Adds a tap's products of parts: summed by tensor cores, which truncate, only for the tap, those of the
-    /// smaller parts first. The other warpgroup multiplies while this one adds.
+    /// smaller parts first. Warpgroups take turns, so that one multiplies while the other one adds: without,
+    /// tensor cores serve both at once, and both add at once.
     template <int kSteps>
     __device__ __forceinline__ void add_parts_of_tap(float (&sums)[kSums], std::uint64_t weights,
                                                      std::uint64_t from) const {
       const int next_weights = call_.blocks * (kBlockBytes / 16), next_from = call_.box_bytes / 16;
       float of_tap[kSums];
+      const int warpgroup = threadIdx.x / kWarpgroup;
+      await_turn(kTurns + warpgroup);
       wgmma_fence();
 #pragma unroll
       for (int product = 0; product < 3; ++product) {
@@ -284,6 +302,7 @@ struct BoxKernel {
         for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(of_tap, w + 2 * s, x + 2 * s, product > 0 || s > 0);
       }
       wgmma_commit();
+      pass_turn(kTurns + 1 - warpgroup);
       wgmma_wait<0>();
       pin(of_tap);
 #pragma unroll
@@ -298,6 +317,7 @@ struct BoxKernel {
     char *memory_, *weights_;
     Barriers& barriers_;
     Position box_, weight_;
+    int taps_ = 0;
   };
 
   // Sum k of a consumer is of channel `channel(k)` of its block and `place(k)` of its warpgroup.
@@ -386,18 +406,23 @@ struct BoxKernel {
         *reinterpret_cast<float2*>(rows + (lane / 4 + 8) * kStagedPitch + column) =
             make_float2(sums[k + 2] + bias[1], sums[k + 3] + bias[1]);
       }
-      __syncwarp();
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
-      if (place < N && exists(tile, at)) {
-        Value* result = to + at.offset + first_of_warp * step;
-#pragma unroll
-        for (int c = 0; c < 16; ++c, result += step) {
-          if (first_of_warp + c < p.to_channels)
-            *result = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
-        }
-      }
       __syncwarp();
+      Value values[16];
+#pragma unroll
+      for (int c = 0; c < 16; ++c) values[c] = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
+      __syncwarp();
+      if (place >= N || !exists(tile, at)) continue;
+      Value* const result = to + at.offset + first_of_warp * step;
+      if (first_of_warp + 16 <= p.to_channels) {
+#pragma unroll
+        for (int c = 0; c < 16; ++c) result[c * step] = values[c];
+      } else {
+#pragma unroll
+        for (int c = 0; c < 16; ++c)
+          if (first_of_warp + c < p.to_channels) result[c * step] = values[c];
+      }
     }
   }
 
@@ -451,6 +476,7 @@ struct BoxKernel {
         barriers.empty_box[s].initialise(kConsumerThreads / 32);
         barriers.empty_weight[s].initialise(kConsumerThreads / 32);
       }
+      barriers.lead.initialise(1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -462,12 +488,17 @@ struct BoxKernel {
       return bring_weights(call, warp - kMostSlices, memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();
+    if (kParts > 1 && threadIdx.x >= kWarpgroup) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers);
+    bool first = true;
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
       const TileAt tile(call, t);
       if (tile.rows <= 0 || tile.columns <= 0) continue;
+      if (kParts == 1 && first && threadIdx.x >= kWarpgroup) barriers.lead.wait(0);
       float sums[kSums];
       consumer.multiply(tile, sums);
+      if (kParts == 1 && first) consumer.end_first_tile();
+      first = false;
       if constexpr (Math::kScaled) {
         const float inverse = inverse_scale_of(call.largest[0]),
                     of_weights = inverse_scale_of(call.largest[1]);
@@ -610,13 +641,16 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
     check_launch("conv: pack");
   }
   const BoxTile& t = call.tile;
-  call.tiles_w = static_cast<int>(ceil_div(p.w.most(), t.columns));
-  call.tiles_h = static_cast<int>(ceil_div(p.h.most(), t.rows));
-  call.tiles_image = static_cast<int>(ceil_div(p.n, t.images));
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
+  call.by_tiles = Divider(call.tiles);
+  call.by_blocks = Divider(call.tiles_block);
+  call.by_columns = Divider(ceil_div(p.w.most(), t.columns));
+  call.by_rows = Divider(ceil_div(p.h.most(), t.rows));
+  call.by_images = Divider(ceil_div(p.n, t.images));
   call.splits = choice.splits;
   call.box_stages = choice.box_stages, call.weight_stages = choice.weight_stages;
   call.box_bytes = choice.box_bytes;
+  call.lead = choice.lead;
   const Workspace<float> parts(
       to.device(), call.splits > 1 ? call.splits * choice.tiles * K::kSums * kConsumerThreads : 1);
   call.parts = parts.data();
