@@ -1,5 +1,5 @@
-// Kernels that get ready while the one before them ends (Hopper's programmatic dependent launch): it saves most
-// of the time between small kernels, in streams and in graphs.
+// Kernels that get ready while the one before them ends (Hopper's programmatic dependent launch): it saves
+// most of the time between small kernels, in streams and in graphs.
 #pragma once
 
 #include <tapedeck/core/cuda.cuh>
@@ -18,10 +18,11 @@ __device__ __forceinline__ void await_previous() {
 #endif
 }
 
-/// Queues a kernel, which must begin with await_previous(), on the current stream of `device`.
+/// Queues a kernel, which must call await_previous() before it reads or writes global memory, on the current
+/// stream of `device`, with so many bytes of dynamic shared memory.
 template <class... P, class... A>
-void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
-                   const A&... arguments) {
+void launch_kernel_with_shared(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
+                               int shared, const A&... arguments) {
   const DeviceScope scope(device);
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -29,10 +30,16 @@ void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 gri
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream_of(device);
   config.attrs = &overlap;
   config.numAttrs = overlaps_launches(device) ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, P(arguments)...), op);
+}
+template <class... P, class... A>
+void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
+                   const A&... arguments) {
+  launch_kernel_with_shared(op, device, kernel, grid, block, 0, arguments...);
 }
 
 }  // namespace tapedeck::cu

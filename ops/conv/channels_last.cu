@@ -7,6 +7,7 @@
 // different banks (two threads the same one where pixels are read by pairs, or 16-bit elements one by one).
 #include <algorithm>
 
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_consta
   using To = typename Split::To;
   constexpr int kParts = Split::kParts, kAtOnce = Split::kAtOnce, kChannels = 128 / sizeof(To);
   constexpr int kStep = kPair ? 2 : 1, kElements = kVectorBytes / sizeof(To);
+  await_previous();
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   const std::int64_t first_pixel = std::int64_t{blockIdx.x} * kPixels;
   if (a.phases + 1 != 1u << a.stride) {
@@ -141,6 +143,7 @@ template <class Split>
 __global__ void __launch_bounds__(kThreads)
     split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest) {
   constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
+  await_previous();
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const Split split(largest);
@@ -177,13 +180,13 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   copy_.emplace(images.device(), images.size(0) * of_image);
   data = copy_->data();
   if (images.count() == 0) return;
-  const cudaStream_t stream = stream_of(images.device());
   if constexpr (std::is_same_v<From, float>) {
     if (has_channels_last(images) && padded == channels) {
       const std::int64_t count = images.count() / kElements;
-      split_kernel<Split><<<grid_size("conv", ceil_div(count, kThreads)), kThreads, 0, stream>>>(
-          static_cast<const float4*>(images.raw()), copy_->data(), count, padded / kElements, largest);
-      return check_launch("conv: halves");
+      return launch_kernel("conv: halves", images.device(), split_kernel<Split>,
+                           grid_size("conv", ceil_div(count, kThreads)), kThreads,
+                           static_cast<const float4*>(images.raw()), copy_->data(), count, padded / kElements,
+                           largest);
     }
   }
   Arguments a{};
@@ -211,12 +214,9 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
     const dim3 grid(grid_size("conv", ceil_div(plane, kPixels)),
                     static_cast<unsigned>(ceil_div(padded, kElements * 8)),
                     static_cast<unsigned>(std::min<std::int64_t>(32768, images.size(0) - n)));
-    if (pairs) {
-      transpose_kernel<Split, true><<<grid, kThreads, 0, stream>>>(part);
-    } else {
-      transpose_kernel<Split, false><<<grid, kThreads, 0, stream>>>(part);
-    }
-    check_launch("conv: channels last");
+    launch_kernel("conv: channels last", images.device(),
+                  pairs ? transpose_kernel<Split, true> : transpose_kernel<Split, false>, grid, kThreads,
+                  part);
   }
 }
 

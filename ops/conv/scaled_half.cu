@@ -1,6 +1,7 @@
 // Largest: a maximum does not depend on the order in which it is found.
 #include <algorithm>
 
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -21,6 +22,7 @@ __device__ __forceinline__ unsigned magnitude(float x) {
 
 /// Block (x, i) has a share of operand i.
 __global__ void __launch_bounds__(kThreads) largest_kernel(Operand a, Operand b, unsigned* largest) {
+  await_previous();
   const Operand operand = blockIdx.y == 0 ? a : b;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x,
                      threads = std::int64_t{gridDim.x} * kThreads;
@@ -57,10 +59,9 @@ Largest::Largest(const Tensor& a, const Tensor& b) : bits_(a.device(), 2) {
   check_cuda(cudaMemsetAsync(bits_.data(), 0, 2 * sizeof(unsigned), stream), "cudaMemsetAsync");
   const std::int64_t blocks = std::clamp<std::int64_t>(
       ceil_div(std::max(a.count(), b.count()), kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));
-  largest_kernel<<<dim3(grid_size("conv", blocks), 2), kThreads, 0, stream>>>(
-      {static_cast<const float*>(a.raw()), a.count()}, {static_cast<const float*>(b.raw()), b.count()},
-      bits_.data());
-  check_launch("conv: largest magnitudes");
+  launch_kernel("conv: largest magnitudes", a.device(), largest_kernel, dim3(grid_size("conv", blocks), 2),
+                kThreads, Operand{static_cast<const float*>(a.raw()), a.count()},
+                Operand{static_cast<const float*>(b.raw()), b.count()}, bits_.data());
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -30,6 +30,7 @@
 #include <utility>
 
 #include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
@@ -480,6 +481,7 @@ struct BoxKernel {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    await_previous();
     if (threadIdx.x >= kConsumerThreads) {
       leave_registers<kOtherRegisters>();
       const int warp = (threadIdx.x - kConsumerThreads) / 32;
@@ -518,6 +520,7 @@ struct BoxKernel {
 
   /// Adds the parts of four sums of each consumer of a tile.
   __device__ static void add_parts(const BoxArguments& call) {
+    await_previous();
     const BoxPlan& p = call.plan;
     const TileAt tile(call, blockIdx.x);
     if (tile.rows <= 0 || tile.columns <= 0) return;
@@ -576,6 +579,7 @@ __global__ void __launch_bounds__(kThreads)
                             std::int64_t count, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
+  await_previous();
   constexpr int kParts = Math::kOperandParts;
   constexpr int kElements = kVectorBytes / sizeof(T);
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -625,7 +629,6 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
                 const Tensor& to) {
   using Math = typename K::Math;
   const BoxPlan& p = call.plan;
-  const cudaStream_t stream = stream_of(to.device());
   call.blocks = choice.blocks;
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
   const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
@@ -635,10 +638,10 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
     const int padded = call.tiles_block * call.blocks * kBlockChannels;
     const std::int64_t count =
         std::int64_t{p.groups} * strides.kernel_h * strides.kernel_w * p.chunks * kVectors * padded;
-    pack_box_weights_kernel<Math><<<grid_size("conv", ceil_div(count, kThreads)), kThreads, 0, stream>>>(
-        p, strides, static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count,
-        call.largest, packed.data());
-    check_launch("conv: pack");
+    launch_kernel("conv: pack", to.device(), pack_box_weights_kernel<Math>,
+                  grid_size("conv", ceil_div(count, kThreads)), kThreads, p, strides,
+                  static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count, call.largest,
+                  packed.data());
   }
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
@@ -658,12 +661,11 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   allow_shared_memory(box_kernel<K>, shared);
   const std::int64_t blocks =
       std::min<std::int64_t>(multiprocessors(to.device()), choice.tiles * call.splits);
-  box_kernel<K><<<grid_size("conv", blocks), K::kThreads, static_cast<std::size_t>(shared), stream>>>(call);
-  check_launch("conv: boxes");
+  launch_kernel_with_shared("conv: boxes", to.device(), box_kernel<K>, grid_size("conv", blocks), K::kThreads,
+                            shared, call);
   if (call.splits > 1) {
-    add_box_parts_kernel<K>
-        <<<dim3(grid_size("conv", choice.tiles), K::kSums / 4), kConsumerThreads, 0, stream>>>(call);
-    check_launch("conv: sum of parts");
+    launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
+                  dim3(grid_size("conv", choice.tiles), K::kSums / 4), kConsumerThreads, call);
   }
 }
 

@@ -22,6 +22,7 @@
 #include <optional>
 
 #include <tapedeck/ops/conv/box_grad_plan.h>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
@@ -117,6 +118,7 @@ struct BoxGradKernel {
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
+    await_previous();
     if (warpgroup >= kWarpgroups) {
       if constexpr (kTakesRegisters) leave_registers<40>();
       const int warp = (threadIdx.x - kConsumers) / 32;
@@ -287,12 +289,12 @@ __global__ void __launch_bounds__(K::kThreads, 1)
 }
 
 template <class K>
-void launch_box_weight_grad(const BoxGradArguments& call, int splits, cudaStream_t stream) {
+void launch_box_weight_grad(const BoxGradArguments& call, int splits, Device device) {
   const int shared = call.stages * call.plan.stage_bytes() + 1024;
   allow_shared_memory(box_weight_grad_kernel<K>, shared);
-  box_weight_grad_kernel<K><<<dim3(grid_size("conv", call.plan.works()), static_cast<unsigned>(splits)),
-                              K::kThreads, static_cast<std::size_t>(shared), stream>>>(call);
-  check_launch("conv: weight gradient");
+  launch_kernel_with_shared("conv: weight gradient", device, box_weight_grad_kernel<K>,
+                            dim3(grid_size("conv", call.plan.works()), static_cast<unsigned>(splits)),
+                            K::kThreads, shared, call);
 }
 
 /// wgmma_weight_grad() for 16-bit operands, if there are tiles for it: returns whether there were.
@@ -334,20 +336,19 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   const int splits = static_cast<int>(ceil_div(p.tiles(), call.split_tiles));
   const Workspace<float> parts(w.device(), std::int64_t{splits} * call.groups * call.rows * call.ci);
   call.parts = parts.data();
-  const cudaStream_t stream = stream_of(w.device());
   switch (p.atoms) {
     case 1:
-      launch_box_weight_grad<BoxGradKernel<Math, 1>>(call, splits, stream);
+      launch_box_weight_grad<BoxGradKernel<Math, 1>>(call, splits, w.device());
       break;
     case 2:
-      launch_box_weight_grad<BoxGradKernel<Math, 2>>(call, splits, stream);
+      launch_box_weight_grad<BoxGradKernel<Math, 2>>(call, splits, w.device());
       break;
     case 3:
-      launch_box_weight_grad<BoxGradKernel<Math, 3>>(call, splits, stream);
+      launch_box_weight_grad<BoxGradKernel<Math, 3>>(call, splits, w.device());
       break;
     default:
       if constexpr (most_grad_atoms(kParts) == 4)
-        launch_box_weight_grad<BoxGradKernel<Math, 4>>(call, splits, stream);
+        launch_box_weight_grad<BoxGradKernel<Math, 4>>(call, splits, w.device());
   }
   WgmmaWeightGradArguments sum{};
   sum.parts = call.parts;

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
@@ -255,6 +256,7 @@ template <class T, int kShares>
 __global__ void __launch_bounds__(kSumLanes* kSumLanes)
     sum_weight_grads_kernel(const __grid_constant__ WgmmaWeightGradArguments call, T* w) {
   constexpr int kColumns = kSumLanes / kShares;
+  await_previous();
   __shared__ float sums[kShares][kColumns][kSumLanes + 1];
   const int lane = threadIdx.x % kSumLanes, row = threadIdx.x / kSumLanes;
   const int first_ci = blockIdx.y * kSumLanes, first = blockIdx.x * kColumns, group = blockIdx.z;
@@ -289,15 +291,14 @@ void sum_weight_grads(const WgmmaWeightGradArguments& call, const Tensor& w) {
     const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kSumLanes / kShares)),
                       static_cast<unsigned>(ceil_div(call.ci, kSumLanes)),
                       static_cast<unsigned>(call.groups));
-    sum_weight_grads_kernel<T, kShares>
-        <<<blocks, kSumLanes * kSumLanes, 0, stream_of(w.device())>>>(call, static_cast<T*>(w.raw()));
+    launch_kernel("conv: sum of parts", w.device(), sum_weight_grads_kernel<T, kShares>, blocks,
+                  kSumLanes * kSumLanes, call, static_cast<T*>(w.raw()));
   };
   if (call.splits < 16) {
     sum.template operator()<1>();
   } else {
     sum.template operator()<8>();
   }
-  check_launch("conv: sum of parts");
 }
 
 template <class Tile>
