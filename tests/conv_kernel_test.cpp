@@ -36,6 +36,25 @@ TEST(ConvKernels, FastEqualsReference) {
   }
 }
 
+TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lines, wherever rows begin
+  for (const LayerCase& c :
+       {LayerCase{"", {2, 4, 400, 400}, {4, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 4}},
+        LayerCase{"", {2, 4, 400, 397}, {4, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
+        LayerCase{"", {2, 3, 400, 399}, {3, 4, 3, 3}, {.stride = 2}}}) {
+    const auto forward = [&](ConvAlgorithm algorithm) {
+      manual_seed(3);
+      set_conv_algorithm(algorithm);
+      return conv_transpose2d(randn(c.x), randn(c.w), randn({c.w[1] * c.options.groups}), c.options).tensor();
+    };
+    const Tensor expected = forward(ConvAlgorithm::reference);
+    EXPECT_GE(expected.bytes(), 16U << 20);
+    for (ConvAlgorithm algorithm : {ConvAlgorithm::automatic, ConvAlgorithm::planes}) {
+      EXPECT_LT(difference(forward(algorithm), expected), 1e-5) << to_string(algorithm) << to_string(c.x);
+    }
+  }
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
+
 TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
   const int before = num_threads();
   for (const LayerCase& c : kLayerCases) {
@@ -100,6 +119,8 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
     EXPECT_EQ(explained({"", {32, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient,
               ConvPath::winograd);
     EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 8, 3, 3}, {.stride = 2}}).forward, ConvPath::planes);
+    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 1, 3, 3}, {.stride = 2, .groups = 16}}).forward,
+              ConvPath::depthwise);
   }
   EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::matrix);
   EXPECT_EQ(explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}, Layout::nhwc).weight_gradient,

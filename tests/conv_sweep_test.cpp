@@ -41,6 +41,13 @@ TEST(ConvSweep, WithMinimalFilteringWhereItCan) {
   sweep(15, 20, 8, 90, check_transposed);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
+TEST(ConvSweep, WithRowsOfSingleChannelsWhereItCan) {
+  set_conv_algorithm(ConvAlgorithm::depthwise);
+  sweep(16, 4000, 6, 3, check_transposed);
+  sweep(17, 3000, 40, 3, check_transposed);
+  sweep(18, 3000, 40, 3, check_plain);
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
 TEST(ConvSweep, WithWindowsOnly) {
   set_conv_algorithm(ConvAlgorithm::windows);
   sweep(10, 4000, 6, 3, check_transposed);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 
+#include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/planes.h>
 #include <tapedeck/ops/conv/winograd.h>
 
@@ -23,6 +24,7 @@ constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
 constexpr double kMapped = 0.2;                              // of a channel of a point of minimal filtering
 constexpr double kSumOfLanes = 7, kThinResult = 12;
 constexpr double kRun = 2;                // of a tap of a pixel, for each panel
+constexpr double kTapOfPairs = 1.5;       // of a tap of a vector, for each row of y
 constexpr double kCalled = 120;           // of a row of results whose windows are alike
 constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
@@ -35,7 +37,7 @@ inline double vectors_of(std::int64_t channels, std::int64_t lanes) {
 
 /// Of the ways to compute a call. Planes are only for nchw tensors.
 struct Costs {
-  double planes, winograd, wide, thin, channelwise;
+  double planes, depthwise, winograd, wide, thin, channelwise;
 };
 
 /// Minimal filtering: the products, and the maps of pixels and of weights.
@@ -51,6 +53,14 @@ double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std:
   const double products = points * static_cast<double>(from) * vectors_of(to, micro::kernels<T>().lanes);
   return products * 1.25 + kMapped * points * static_cast<double>(from + to) +
          3 * kPacked * static_cast<double>(g.weight_shape().count());
+}
+
+/// Rows of single channels at stride 2; `start` is what a channel of an image costs before its rows.
+template <class T>
+double depthwise_cost(const ConvTranspose2dGeometry& g, double start) {
+  if (sizeof(T) != sizeof(float) || !is_depthwise(g)) return kNever;
+  const auto taps = static_cast<double>(g.h.kernel * g.w.kernel), rows = static_cast<double>(g.h.out);
+  return static_cast<double>(g.n * g.ci) * (start + kTapOfPairs * taps * rows * vectors_of(g.w.in, 16));
 }
 
 /// Vectors of products on planes: of taps that reach nothing, too, and of the columns between rows. A load
@@ -115,7 +125,8 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double channelwise = g.groups == 1 ? kNever
                                            : kLoadedProducts * pairs * static_cast<double>(from) * all +
                                                  spread + moved + kPacked * weights;
-  return {planes, winograd_cost<T>(g, direction, from, to) + moved, wide, thin, channelwise};
+  return {planes,     depthwise_cost<T>(g, 400), winograd_cost<T>(g, direction, from, to) + moved, wide, thin,
+          channelwise};
 }
 
 /// The costs of the weight gradient.
@@ -153,7 +164,11 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
   const double spread = cx * cy == 1 ? 0 : kSpreadToLanes * x * all * static_cast<double>(lanes);
   const double channelwise =
       g.groups == 1 ? kNever : kLoadedProducts * pairs * static_cast<double>(cx) * all + spread + moved;
-  return {planes, winograd_cost<T>(g, Direction::transposed, cx, cy) + kTransposed * (x + y), wide, kNever,
+  return {planes,
+          depthwise_cost<T>(g, 700),
+          winograd_cost<T>(g, Direction::transposed, cx, cy) + kTransposed * (x + y),
+          wide,
+          kNever,
           channelwise};
 }
 

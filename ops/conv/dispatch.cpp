@@ -100,6 +100,8 @@ ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, 
              can_winograd = dtype != DType::float64 && is_winograd(g.h) && is_winograd(g.w);
   const ConvAlgorithm algorithm = conv_algorithm();
   if (algorithm == ConvAlgorithm::planes && can_planes) return ConvPath::planes;
+  if (algorithm == ConvAlgorithm::depthwise && can_planes && costs.depthwise < kNever)
+    return ConvPath::depthwise;
   if (algorithm == ConvAlgorithm::winograd && can_winograd) return ConvPath::winograd;
   const bool windows = algorithm == ConvAlgorithm::windows;
   const std::pair<double, ConvPath> paths[] = {
@@ -107,6 +109,7 @@ ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, 
       {costs.thin, ConvPath::thin},
       {costs.channelwise, ConvPath::channelwise},
       {can_winograd && !windows ? costs.winograd : kNever, ConvPath::winograd},
+      {can_planes && !windows ? costs.depthwise : kNever, ConvPath::depthwise},
       {can_planes && !windows ? costs.planes : kNever, ConvPath::planes}};
   return std::min_element(std::begin(paths), std::end(paths),
                           [](const auto& a, const auto& b) { return a.first < b.first; })
@@ -147,6 +150,10 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                       if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd(g, direction, a, b, start, out);
+                        if (path == ConvPath::depthwise) {
+                          return direction == Direction::plain ? depthwise_plain(g, a, b, start, out)
+                                                               : depthwise_transposed(g, a, b, start, out);
+                        }
                       }
                       windows<T>(ConvMap(g, direction), lanes_of(path), a, b, start, out);
                     });
@@ -178,6 +185,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd_weight_grad(g, a, b, out);
+                        if (path == ConvPath::depthwise) return depthwise_weight_grad(g, a, b, out);
                       }
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);
@@ -190,6 +198,8 @@ std::string to_string(ConvPath path) {
   switch (path) {
     case ConvPath::reference:
       return "reference";
+    case ConvPath::depthwise:
+      return "depthwise";
     case ConvPath::matrix:
       return "matrix";
     case ConvPath::planes:

@@ -23,6 +23,15 @@ void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tenso
 void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                           const Tensor& w);
 
+/// depthwise.cpp. Of float32 where is_depthwise(): groups of one channel at stride 2 along w; x and y nchw.
+bool is_depthwise(const ConvTranspose2dGeometry& g);
+void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
+                          const Tensor& bias, const Tensor& y);
+void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                     const Tensor& x);
+void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                           const Tensor& w);
+
 /// pixel_sums.cpp. x and y nchw; w row-major.
 template <class T>
 void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);

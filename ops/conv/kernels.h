@@ -6,6 +6,7 @@
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
 // and else the cheapest by a model of the costs (cost.h):
 //   planes       nchw tensors: the lanes of vectors are pixels. (correlate.cpp, pixel_sums.cpp)
+//   depthwise    nchw tensors, groups of one channel, stride 2 along w; float32 with AVX-512. (depthwise.cpp)
 //   winograd     dilation 1, not in float64: minimal filtering (winograd.h), for many channels.
 //   thin         few result channels, and more channels that are read: the lanes are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.
@@ -30,9 +31,9 @@
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
-// CPU `planes` wherever tensors are nchw, `winograd` wherever it can, `windows`, which is none of these; on a
-// GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not
-// have, or what cannot compute a call, counts as `automatic`.
+// CPU `planes` wherever tensors are nchw, `depthwise` and `winograd` wherever these can, `windows`, which is
+// none of these; on a GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What
+// a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>
@@ -68,7 +69,16 @@ std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
-enum class ConvPath : std::uint8_t { reference, matrix, planes, winograd, thin, channelwise, wide };
+enum class ConvPath : std::uint8_t {
+  reference,
+  depthwise,
+  matrix,
+  planes,
+  winograd,
+  thin,
+  channelwise,
+  wide
+};
 
 std::string to_string(ConvPath path);
 

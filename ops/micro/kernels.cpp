@@ -21,6 +21,8 @@ namespace {
 #include <tapedeck/ops/micro/planes.inl>
 
 #include <tapedeck/ops/micro/winograd.inl>
+
+#include <tapedeck/ops/micro/pairs.inl>
 }  // namespace
 
 template <class T>
@@ -42,6 +44,15 @@ constexpr Kernels<T> kKernels = {
     .split = split<T>,
     .join = join<T>,
     .winograd = winograd_of<T>(),
+#if defined(__AVX512F__)
+    .spread_pairs = sizeof(T) == sizeof(float) ? spread_any_pairs : nullptr,
+    .gather_pairs = sizeof(T) == sizeof(float) ? gather_any_pairs : nullptr,
+    .pair_sums = sizeof(T) == sizeof(float) ? any_pair_sums : nullptr,
+#else
+    .spread_pairs = nullptr,
+    .gather_pairs = nullptr,
+    .pair_sums = nullptr,
+#endif
     .stream = stream<T>,
 };
 

@@ -122,6 +122,34 @@ struct Strided {
   std::int64_t rows = 1, in_row = 0, out_row = 0;  // between rows
 };
 
+/// Rows of one channel at stride 2 along w: tap j of a row of the kernel takes element m of x to element
+/// 2m + at + j of y, and the pairs' phase r and column m' of y are those of 2m' + r. For i < rows and m <
+/// count:
+///   spread_pairs   to[i,2m + r] = start + the sum over k < tap_rows and j of weights[k,j] * from[i,k,m''],
+///   m''
+///                  that tap j takes there
+///   gather_pairs   to[i,m] = start + the sum over k, j of weights[k,j] * from[i,k,2m + at + j]
+///   pair_sums      to[j] += the sum over i, m of x[i,m] * from[i,2m + at + j]
+/// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
+/// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
+/// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
+/// There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0.
+constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;
+struct PairTask {
+  std::int64_t at, tap_count, tap_rows, tap_row;
+  const float* weights;
+  std::int64_t weight_row;
+  float start;
+  const float* from;
+  float* to;
+  std::int64_t from_row, to_row, rows, count;
+  std::int64_t width = 0;
+  bool past_caches = false;
+  const std::uint16_t* lanes = nullptr;
+  const float* x = nullptr;
+  std::int64_t x_row = 0;
+};
+
 /// The maps of minimal filtering that conv/winograd.h defines.
 enum class WinogradMap : std::uint8_t { input, weight, output, output_adjoint, weight_adjoint };
 
@@ -155,6 +183,10 @@ struct Kernels {
   void (*join)(const Strided<T>&);
   /// Null for double.
   void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
+  /// For AVX-512 and float, else null.
+  void (*spread_pairs)(const PairTask&);
+  void (*gather_pairs)(const PairTask&);
+  void (*pair_sums)(const PairTask&);
   /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
   /// after an atomic read-modify-write, as the end of a parallel_for is one.
   void (*stream)(T* to, const T* from, std::int64_t count);

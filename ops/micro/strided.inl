@@ -144,6 +144,20 @@ void join(const Strided<T>& t) {
   }
 }
 
+/// Stores a vector past the caches, to where it is aligned.
+template <class T>
+inline void store_past_caches(T* to, Vector<T> v) {
+#if defined(__AVX512F__)
+  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "v"(v));
+#elif defined(__AVX__)
+  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "x"(v));
+#elif defined(__SSE2__)
+  __asm__("movntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "x"(v));
+#else
+  store(to, v);
+#endif
+}
+
 /// Stores past the caches, whole lines of the target.
 template <class T>
 void stream(T* to, const T* from, std::int64_t count) {
@@ -154,16 +168,8 @@ void stream(T* to, const T* from, std::int64_t count) {
   if (head > count) head = count;
   for (std::int64_t i = 0; i < head; ++i) to[i] = from[i];
   std::int64_t i = head;
-  for (constexpr std::int64_t L = kLanes<T>; i + L <= count; i += L) {
-    const Vector<T> x = load(from + i);
-#if defined(__AVX512F__)
-    __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "v"(x));
-#elif defined(__AVX__)
-    __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "x"(x));
-#else
-    __asm__("movntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to + i)) : "x"(x));
-#endif
-  }
+  for (constexpr std::int64_t L = kLanes<T>; i + L <= count; i += L)
+    store_past_caches(to + i, load(from + i));
   for (; i < count; ++i) to[i] = from[i];
 #else
   for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];

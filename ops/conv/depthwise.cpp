@@ -1,0 +1,193 @@
+// Groups of one channel at stride 2 along w, for nchw tensors: memory is what they cost, so each element of y
+// is loaded or stored once, where it is.
+//
+//   y[n,c,oh,2m+r] = bias[c] + sum over the taps of row oh and of column phase r of x[n,c,ih,m+shift] *
+//   w[c,k]
+//
+// Kernels split and join the column phases of y in registers (micro/pairs.inl), and pixels of a row are
+// lanes. In the transposed direction rows of x, which is the smaller, are copied between zeros; the other two
+// read y in place. Work is split into bands of rows of a channel that the nearest caches hold, so that a tap
+// finds there what another has read; for the weight gradient into channels and some parts of the images,
+// whose sums are added in order.
+//
+// Zeros around a row meet weights, so that weights that are not finite spoil results at the border.
+#include <algorithm>
+
+#include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/conv/planes.h>
+
+namespace tapedeck::cpu {
+
+namespace {
+
+constexpr std::int64_t kLanes = 16;
+constexpr std::int64_t kBandBytes = 64 << 10;    // of y, of a channel
+constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
+constexpr std::int64_t kParts = 16;              // of each sum of the weight gradient
+
+std::int64_t in_vectors(std::int64_t columns) {
+  return (columns + kLanes - 1) / kLanes * kLanes;
+}
+
+/// The lanes of each vector of a row of so many elements: of one before it, those of it, and some that are
+/// behind it.
+std::vector<std::uint16_t> lanes_of_row(std::int64_t columns) {
+  std::vector<std::uint16_t> lanes(static_cast<std::size_t>(columns / kLanes + 8));
+  for (std::size_t i = 1; i < lanes.size(); ++i) {
+    const std::int64_t left = columns - static_cast<std::int64_t>(i - 1) * kLanes;
+    lanes[i] = static_cast<std::uint16_t>((1U << std::clamp<std::int64_t>(left, 0, kLanes)) - 1);
+  }
+  return lanes;
+}
+
+/// Rows of x that kBandBytes of y meet, at most `rows`, in nearly equal bands.
+std::int64_t band_rows(const ConvTranspose2dGeometry& g, std::int64_t rows) {
+  const std::int64_t row = g.h.stride * g.w.out * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t most = std::clamp<std::int64_t>(kBandBytes / row, 1, rows),
+                     bands = (rows + most - 1) / most;
+  return (rows + bands - 1) / bands;
+}
+
+}  // namespace
+
+bool is_depthwise(const ConvTranspose2dGeometry& g) {
+  return micro::kernels<float>().spread_pairs != nullptr && g.group_ci() == 1 && g.group_co() == 1 &&
+         g.w.stride == 2 && g.w.dilation == 1 && g.w.kernel >= 2 && g.w.kernel <= micro::kMaxPairTaps &&
+         g.w.padding <= micro::kMaxPairPadding;
+}
+
+void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
+                          const Tensor& bias, const Tensor& y) {
+  const auto& kernels = micro::kernels<float>();
+  const PlaneAxis h(g.h, Direction::transposed);
+  const std::int64_t band = band_rows(g, h.count), bands = (h.count + band - 1) / band;
+  // Rows of x as kernels read them: a vector of zeros, what pairs of vectors of results need, and one more.
+  const std::int64_t pitch = kLanes + in_vectors((g.w.out + 1) / 2) + 2 * kLanes;
+  const std::int64_t copied = band + h.last - h.first, columns = std::min(g.w.in, pitch - kLanes);
+  const std::int64_t y_row = g.h.stride * g.w.out, taps = g.h.kernel * g.w.kernel;
+  const bool past_caches = y.bytes() >= kStreamBytes;
+  const bool is_aligned = g.w.out % kLanes == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
+  const std::int64_t buffered = past_caches && !is_aligned ? band * y_row : 0;
+  parallel_for(
+      g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row), [&](std::int64_t begin, std::int64_t end) {
+        const Scratch<float> rows(copied * pitch), buffer(buffered);
+        std::fill_n(rows.data(), copied * pitch, 0.0F);
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t plane = i / bands, c = plane % g.ci, row = i % bands * band;
+          for (std::int64_t k = 0; k < copied; ++k) {
+            const std::int64_t ih = row + h.first + k;
+            const bool inside = ih >= 0 && ih < g.h.in;
+            float* const to = rows.data() + k * pitch + kLanes;
+            inside ? std::copy_n(x.data<float>() + (plane * g.h.in + ih) * g.w.in, columns, to)
+                   : std::fill_n(to, columns, 0.0F);
+          }
+          float* const to = y.data<float>() + plane * g.h.out * g.w.out + row * y_row;
+          float* const out = buffered > 0 ? buffer.data() : to;
+          for (std::int64_t r = 0; r < g.h.stride; ++r) {
+            const PlanePhase& phase = h.phases[static_cast<std::size_t>(r)];
+            micro::PairTask task{};
+            task.at = -g.w.padding;
+            task.tap_count = g.w.kernel;
+            task.tap_rows = static_cast<std::int64_t>(phase.taps.size());
+            task.tap_row = -g.h.input_step() * pitch;
+            task.weights = w.data<float>() + c * taps;
+            task.weight_row = g.h.tap_step() * g.w.kernel;
+            task.start = bias.defined() ? bias.data<float>()[c] : 0.0F;
+            task.from = rows.data() + kLanes;
+            if (task.tap_rows > 0) {
+              task.weights += phase.taps[0].tap * g.w.kernel;
+              task.from += (phase.taps[0].shift - h.first) * pitch;
+            }
+            task.from_row = pitch;
+            task.to = out + r * g.w.out;
+            task.to_row = y_row;
+            task.rows = std::min(band, phase.count - row);
+            task.width = g.w.out;
+            task.past_caches = past_caches && is_aligned;
+            kernels.spread_pairs(task);
+          }
+          if (buffered > 0)
+            kernels.stream(to, out, std::min(band * g.h.stride, g.h.out - row * g.h.stride) * g.w.out);
+        }
+      });
+}
+
+void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                     const Tensor& x) {
+  const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
+  const std::int64_t band = band_rows(g, g.h.in), bands = (g.h.in + band - 1) / band,
+                     y_row = g.h.stride * g.w.out;
+  parallel_for(g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t plane = i / bands, c = plane % g.ci,
+                                      last = std::min(g.h.in, (i % bands + 1) * band);
+                   for (std::int64_t row = i % bands * band, next = row; row < last;
+                        row = next) {  // rows of the same taps
+                     const std::int64_t kh = g.h.tap_begin(row), kh_end = g.h.tap_end(row);
+                     while (next < last && g.h.tap_begin(next) == kh && g.h.tap_end(next) == kh_end) ++next;
+                     micro::PairTask task{};
+                     task.at = -g.w.padding;
+                     task.tap_count = g.w.kernel;
+                     task.tap_rows = kh_end - kh;
+                     task.tap_row = g.h.dilation * g.w.out;
+                     task.weights = w.data<float>() + (c * g.h.kernel + kh) * g.w.kernel;
+                     task.weight_row = g.w.kernel;
+                     task.start = bias.defined() ? bias.data<float>()[c] : 0.0F;
+                     task.from = y.data<float>() + (plane * g.h.out + g.h.output(row, kh)) * g.w.out;
+                     task.from_row = y_row;
+                     task.to = x.data<float>() + (plane * g.h.in + row) * g.w.in;
+                     task.to_row = g.w.in;
+                     task.rows = next - row;
+                     task.count = g.w.in;
+                     task.lanes = lanes.data();
+                     micro::kernels<float>().gather_pairs(task);
+                   }
+                 }
+               });
+}
+
+void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                           const Tensor& w) {
+  const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
+  const std::int64_t band = band_rows(g, g.h.in), parts = std::min(kParts, g.n),
+                     taps = g.h.kernel * g.w.kernel;
+  const Scratch<float> sums(parts * w.count());
+  parallel_for(parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out),
+               [&](std::int64_t begin, std::int64_t end) {
+                 std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t part = i / g.ci, c = i % g.ci;
+                   for (std::int64_t n = g.n * part / parts; n < g.n * (part + 1) / parts; ++n) {
+                     for (std::int64_t row = 0; row < g.h.in; row += band) {
+                       for (std::int64_t kh = 0; kh < g.h.kernel; ++kh) {
+                         const std::int64_t first = std::max(row, g.h.input_begin(kh)), plane = n * g.ci + c;
+                         micro::PairTask task{};
+                         task.at = -g.w.padding;
+                         task.tap_count = g.w.kernel;
+                         task.from = y.data<float>() + (plane * g.h.out + g.h.output(first, kh)) * g.w.out;
+                         task.from_row = g.h.stride * g.w.out;
+                         task.to = sums.data() + i * taps + kh * g.w.kernel;
+                         task.rows = std::min(row + band, g.h.input_end(kh)) - first;
+                         task.count = g.w.in;
+                         task.lanes = lanes.data();
+                         task.x = x.data<float>() + (plane * g.h.in + first) * g.w.in;
+                         task.x_row = g.w.in;
+                         micro::kernels<float>().pair_sums(task);
+                       }
+                     }
+                   }
+                 }
+               });
+  parallel_for(w.count(), 1 << 12, [&](std::int64_t begin, std::int64_t end) {
+    float* const to = w.data<float>();
+    std::copy(sums.data() + begin, sums.data() + end, to + begin);
+    for (std::int64_t part = 1; part < parts; ++part) {
+      const float* const add = sums.data() + part * w.count();
+      for (std::int64_t i = begin; i < end; ++i) to[i] += add[i];
+    }
+  });
+}
+
+}  // namespace tapedeck::cpu

@@ -1,0 +1,168 @@
+// Rows of one channel at stride 2 along w: tap k of a row of the kernel takes element m of x to element
+// 2m + at + k of y. Vectors of y are split or joined in registers, and what lies a few elements further is
+// shifted in from the vectors beside them, so that nothing is loaded twice and rows that are aligned are
+// loaded so. For AVX-512 and float, and few taps; others go by planes.
+#if defined(__AVX512F__)
+
+/// Tap k of those that begin at `At`: it meets element 2(m + kHalf) + kPhase of y.
+template <int At, int k>
+struct PairTap {
+  static constexpr int kPhase = (At + k) & 1, kHalf = (At + k - kPhase) / 2;
+};
+
+/// Elements m + Shift: of this vector and the next, or else of the one before and this.
+template <int L, int Shift>
+struct Shifted {
+  static constexpr int at(int l) { return l + Shift + (Shift < 0 ? L : 0); }
+};
+/// Elements m + Half of a phase: of the vector of the phase, and of the pairs beside it.
+template <int L, int Half, int Phase>
+struct ShiftedPairs {
+  static constexpr int at(int l) {
+    const int m = l + Half;
+    return m < 0 ? 2 * L + 2 * m + Phase : m < L ? m : L + 2 * (m - L) + Phase;
+  }
+};
+
+inline Vector<float> load_lanes(const float* from, std::uint16_t lanes) {
+  return reinterpret_cast<Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
+}
+
+template <int Taps, int At, int V>
+[[gnu::always_inline]] inline void spread_tile(const PairTask& t, const float* x, float* y, std::int64_t m) {
+  constexpr int L = kLanes<float>;
+  Vector<float> sums[V][2];
+  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[v][0] = sums[v][1] = broadcast(t.start);
+  const float *from = x + m - L, *weights = t.weights;
+  for (std::int64_t i = 0; i < t.tap_rows; ++i, from += t.tap_row, weights += t.weight_row) {
+    Vector<float> raw[V + 2];
+    TAPEDECK_UNROLL for (int v = 0; v < V + 2; ++v) raw[v] = load(from + v * L);
+    for_each_constant<Taps>([&]<int k>() {
+      constexpr int kShift = -PairTap<At, k>::kHalf;
+      const Vector<float> w = broadcast(weights[k]);
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+        const int first = kShift < 0 ? v : v + 1;
+        sums[v][PairTap<At, k>::kPhase] +=
+            w * (kShift == 0 ? raw[v + 1] : permute<Shifted<L, kShift>>(raw[first], raw[first + 1]));
+      }
+    });
+  }
+  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+    for_each_constant<2>([&]<int half>() {
+      const Vector<float> joined = merge<L, WantedOfJoin<L, 2, half>>(sums[v], sums[v][0]);
+      const std::int64_t at = 2 * (m + v * L) + half * L;
+      if (t.past_caches) {
+        store_past_caches(y + at, joined);
+      } else {
+        store(y + at, joined, part<float>(t.width, at));
+      }
+    });
+  }
+}
+
+template <int Taps, int At>
+void spread_pairs(const PairTask& t) {
+  constexpr std::int64_t L = kLanes<float>;
+  const float* x = t.from;
+  float* y = t.to;
+  for (std::int64_t i = 0; i < t.rows; ++i, x += t.from_row, y += t.to_row) {
+    std::int64_t m = 0;
+    for (; 2 * (m + L) < t.width; m += 2 * L) spread_tile<Taps, At, 2>(t, x, y, m);
+    if (2 * m < t.width) spread_tile<Taps, At, 1>(t, x, y, m);
+  }
+}
+
+/// The vectors of a row of y that V vectors of x meet, and their neighbours.
+template <int V>
+struct PairsOfRow {
+  static constexpr int L = kLanes<float>;
+  Vector<float> raw[2 * V + 2], halves[V][2];
+
+  PairsOfRow(const float* row, std::int64_t m, const std::uint16_t* lanes) {
+    TAPEDECK_UNROLL for (int i = 0; i < 2 * V + 2; ++i) {
+      raw[i] = load_lanes(row + 2 * m + (i - 1) * L, lanes[2 * m / L + i]);
+    }
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+      const Vector<float> pair[2] = {raw[2 * v + 1], raw[2 * v + 2]};
+      halves[v][0] = merge<L, WantedOfSplit<L, 2, 0>>(pair, pair[0]);
+      halves[v][1] = merge<L, WantedOfSplit<L, 2, 1>>(pair, pair[0]);
+    }
+  }
+  template <class Tap>
+  Vector<float> of(int v) const {
+    if constexpr (Tap::kHalf == 0) return halves[v][Tap::kPhase];
+    return permute<ShiftedPairs<L, Tap::kHalf, Tap::kPhase>>(halves[v][Tap::kPhase],
+                                                             raw[Tap::kHalf < 0 ? 2 * v : 2 * v + 3]);
+  }
+};
+
+template <int Taps, int At, int V>
+[[gnu::always_inline]] inline void gather_tile(const PairTask& t, const float* y, float* x, std::int64_t m) {
+  constexpr int L = kLanes<float>;
+  Vector<float> sums[V][2] = {};  // of each phase, so that fewer additions wait for each other
+  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[v][0] = broadcast(t.start);
+  const float* weights = t.weights;
+  for (std::int64_t i = 0; i < t.tap_rows; ++i, y += t.tap_row, weights += t.weight_row) {
+    const PairsOfRow<V> pairs(y, m, t.lanes);
+    for_each_constant<Taps>([&]<int k>() {
+      const Vector<float> w = broadcast(weights[k]);
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+        sums[v][PairTap<At, k>::kPhase] += w * pairs.template of<PairTap<At, k>>(v);
+      }
+    });
+  }
+  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+    store(x + m + v * L, sums[v][0] + sums[v][1], part<float>(t.count, m + v * L));
+  }
+}
+
+template <int Taps, int At>
+void gather_pairs(const PairTask& t) {
+  constexpr std::int64_t L = kLanes<float>;
+  const float* y = t.from;
+  float* x = t.to;
+  for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.to_row) {
+    std::int64_t m = 0;
+    for (; m + L < t.count; m += 2 * L) gather_tile<Taps, At, 2>(t, y, x, m);
+    if (m < t.count) gather_tile<Taps, At, 1>(t, y, x, m);
+  }
+}
+
+template <int Taps, int At>
+void pair_sums(const PairTask& t) {
+  constexpr std::int64_t L = kLanes<float>;
+  Vector<float> sums[Taps] = {};
+  const float *y = t.from, *x = t.x;
+  for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.x_row) {
+    for (std::int64_t m = 0; m < t.count; m += L) {
+      const Vector<float> factor = load(x + m, part<float>(t.count, m));
+      const PairsOfRow<1> pairs(y, m, t.lanes);
+      for_each_constant<Taps>([&]<int k>() { sums[k] += factor * pairs.template of<PairTap<At, k>>(0); });
+    }
+  }
+  for_each_constant<Taps>([&]<int k>() {
+    float lanes[L];
+    store(lanes, sums[k]);
+    for (const float lane : lanes) t.to[k] += lane;
+  });
+}
+
+/// Calls f.template operator()<Taps, At>() for a task's.
+template <class F>
+inline void with_pair_taps(const PairTask& t, F f) {
+  with_constant<kMaxPairTaps - 1>(t.tap_count - 1, [&]<int Taps>() {
+    with_constant<kMaxPairPadding + 1>(1 - t.at,
+                                       [&]<int At>() { f.template operator()<Taps + 1, 1 - At>(); });
+  });
+}
+inline void spread_any_pairs(const PairTask& t) {
+  with_pair_taps(t, [&]<int Taps, int At>() { spread_pairs<Taps, At>(t); });
+}
+inline void gather_any_pairs(const PairTask& t) {
+  with_pair_taps(t, [&]<int Taps, int At>() { gather_pairs<Taps, At>(t); });
+}
+inline void any_pair_sums(const PairTask& t) {
+  with_pair_taps(t, [&]<int Taps, int At>() { pair_sums<Taps, At>(t); });
+}
+
+#endif
