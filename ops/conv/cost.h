@@ -113,11 +113,10 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double wide =
       pairs * (1.05 * static_cast<double>(from) * vectors_of(to, lanes) + kRun * vectors_of(to, 4 * lanes)) +
       called * vectors_of(to, 4 * lanes) + moved + (g.groups > 1 ? late : 0) + kPacked * weights;
-  const double thin = to <= lanes / 3 && (g.groups == 1 || from % lanes == 0)
-                          ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
-                                kThinResult * written + late + called * vectors_of(to, 4) + moved +
-                                kPacked * weights
-                          : kNever;
+  const double thin = to <= lanes / 3 ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
+                                            kThinResult * written + late + called * vectors_of(to, 4) +
+                                            moved + kPacked * weights
+                                      : kNever;
   const double all = vectors_of(g.groups * to, lanes) / static_cast<double>(g.groups);  // for a group
   const double spread = from * to == 1 ? 0
                                        : kSpreadToLanes * read * all * static_cast<double>(lanes) *

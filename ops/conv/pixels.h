@@ -27,15 +27,35 @@ Pixels<T> pixels_of(const Tensor& nhwc) {
   return {nhwc.data<T>(), h * w * c, w * c, c};
 }
 
-/// Copies images [begin, end) of a tensor of either layout to `to`, whose steps are those of `like`; channels
-/// c to `padded` become zeros.
+/// Copies the channels of `count` pixels of an image of either layout, from `in` on, to pixels of `pixel`
+/// elements that lie `step` apart; behind those of each of `groups` groups come zeros.
+template <class T>
+void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::int64_t pixel,
+                   std::int64_t groups, T* to, std::int64_t step) {
+  const std::int64_t c = images.size(1), plane = images.size(2) * images.size(3);
+  const std::int64_t channels = c / groups, padded = pixel / groups;
+  const bool planar = images.layout() == Layout::nchw;
+  if (!planar && pixel == c && step == c) {
+    std::copy_n(in, count * c, to);
+    return;
+  }
+  for (std::int64_t g = 0; g < groups; ++g, in += channels * (planar ? plane : 1), to += padded) {
+    if (planar) micro::kernels<T>().transpose({in, plane, channels, count, to, step, nullptr});
+    for (std::int64_t p = 0; p < count && (!planar || padded > channels); ++p) {
+      if (!planar) std::copy_n(in + p * c, channels, to + p * step);
+      std::fill(to + p * step + channels, to + p * step + padded, T(0));
+    }
+  }
+}
+
+/// Copies images [begin, end) of a tensor of either layout to `to`, whose steps are those of `like`; the
+/// channels of each group are padded with zeros, to `padded` in all.
 template <class T>
 void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
-                 std::int64_t padded, T* to) {
+                 std::int64_t padded, T* to, std::int64_t groups = 1) {
   const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3), count = c * h * w;
   const T* from = images.data<T>();
   const bool planar = images.layout() == Layout::nchw;
-  const auto& kernels = micro::kernels<T>();
   // Rows of an image that are copied at once: whole planes have equal steps in both axes.
   const bool whole = like.h_step == w * like.w_step;
   const std::int64_t band = whole ? std::min<std::int64_t>(h, (1023 + w) / w) : 1,
@@ -46,32 +66,20 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                    const std::int64_t n = i / bands, row = i % bands * band, rows = std::min(band, h - row);
                    T* out = to + n * like.image_step + row * like.h_step;
                    const T* in = from + (begin + n) * count + row * w * (planar ? 1 : c);
-                   if (planar) {
-                     kernels.transpose({in, h * w, c, rows * w, out, like.w_step, nullptr});
-                   }
-                   for (std::int64_t p = 0; p < rows * w; ++p) {
-                     T* pixel = out + p * like.w_step;
-                     if (!planar) std::copy(in + p * c, in + (p + 1) * c, pixel);
-                     std::fill(pixel + c, pixel + padded, T(0));
-                   }
+                   copy_channels(images, in, rows * w, padded, groups, out, like.w_step);
                  }
                });
 }
 
 /// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixels of `pixel` elements
-/// one after the other; channels beyond the tensor's become zeros.
+/// one after the other; the channels of each group are padded with zeros.
 template <class T>
 void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t pixel,
-               T* to) {
+               T* to, std::int64_t groups = 1) {
   const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
   const bool planar = images.layout() == Layout::nchw;
   const T* in = images.data<T>() + n * c * h * w + row * w * (planar ? 1 : c);
-  if (planar) micro::kernels<T>().transpose({in, h * w, c, rows * w, to, pixel, nullptr});
-  if (!planar && pixel == c) std::copy_n(in, rows * w * c, to);
-  for (std::int64_t p = 0; p < rows * w && pixel > c; ++p) {
-    if (!planar) std::copy_n(in + p * c, c, to + p * pixel);
-    std::fill(to + p * pixel + c, to + (p + 1) * pixel, T(0));
-  }
+  copy_channels(images, in, rows * w, pixel, groups, to, pixel);
 }
 
 /// Rows [begin, end).

@@ -61,12 +61,12 @@ class WeightGrad {
     joined_ = lanes_are_x_ && rows_ < 8 && g.groups == 1 && g.w.dilation == 1 && g.w.kernel > 1;
     x_in_place_ = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
     y_in_place_ = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
-    make_units();
   }
 
   void run() {
     count_ = g_.groups * g_.h.kernel * g_.w.kernel * rows_ * width_;
     choose_parts();
+    make_units(parts_ > 1 ? kPanelRows : kUnitRows);
     sums_ = Scratch<T>(parts_ * count_);
     parallel_for(parts_ * count_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
       std::fill(sums_.data() + begin, sums_.data() + end, T(0));
@@ -89,9 +89,10 @@ class WeightGrad {
   static constexpr std::int64_t kPartBytes = 384 << 10;  // of pixels that a part copies at a time
   static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
   static constexpr std::int64_t kParts = 8;
-  static constexpr double kFlopsOfSum = 256;  // of each sum of a part, or it is not worth its way
+  static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
+  static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts
   static constexpr std::int64_t kPanelRows = 64;
-  static constexpr std::int64_t kUnitRows = 24;
+  static constexpr std::int64_t kUnitRows = 24;  // without parts, for many threads
 
   /// Vectors of lanes may reach beyond the last pixel's channels.
   std::int64_t slack() const { return kernels_.lanes * kernels_.max_vectors; }
@@ -115,10 +116,12 @@ class WeightGrad {
     while (band_ > 1 && bytes(band_) > kPartBytes) band_ = (band_ + 1) / 2;
     bands_ = (g_.h.in + band_ - 1) / band_;
     together_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band_), 1, g_.n);
-    const std::int64_t most =
-        std::min({kParts, kSumBytes / (count_ * size), g_.n * bands_,
-                  static_cast<std::int64_t>(g_.flops() / kFlopsOfSum / static_cast<double>(count_))});
-    parts_ = bytes(band_) <= 2 * kPartBytes && most >= kParts / 2 ? most : 1;
+    const std::int64_t most = std::min({kParts, kSumBytes / (count_ * size), g_.n * bands_});
+    const double flops = g_.flops() / static_cast<double>(count_);
+    const bool fits = bytes(band_) <= 2 * kPartBytes && most >= kParts / 2;
+    parts_ = fits && flops >= kLeastFlopsOfSum * kParts / 2
+                 ? std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), kParts / 2, most)
+                 : 1;
   }
 
   void add_parts() {
@@ -170,7 +173,7 @@ class WeightGrad {
     });
   }
 
-  void make_units() {
+  void make_units(std::int64_t unit_rows) {
     const std::int64_t lanes = kernels_.lanes, vectors = width_ / lanes;
     const std::int64_t panels = (vectors + kernels_.max_vectors - 1) / kernels_.max_vectors;
     const std::int64_t all_rows = joined_ ? rows_ * g_.w.kernel : rows_;
@@ -180,7 +183,7 @@ class WeightGrad {
         for (std::int64_t row = 0; row < all_rows; row += kPanelRows) {
           const std::int64_t rows = std::min(kPanelRows, all_rows - row);
           panels_.push_back({g, first * lanes, last - first, row, rows});
-          const std::int64_t parts = (rows + kUnitRows - 1) / kUnitRows;
+          const std::int64_t parts = (rows + unit_rows - 1) / unit_rows;
           for (std::int64_t kh = 0; kh < g_.h.kernel; ++kh) {
             for (std::int64_t kw = 0; kw < (joined_ ? 1 : g_.w.kernel); ++kw) {
               for (std::int64_t part = 0; part < parts; ++part) {

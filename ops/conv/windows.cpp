@@ -68,6 +68,9 @@ class Windows {
     return packed_.lanes == Lanes::channelwise && map_.from_channels * map_.to_channels > 1;
   }
 
+  /// Groups whose channels are padded each; channelwise lanes are those of all.
+  std::int64_t for_groups() const { return packed_.lanes == Lanes::channelwise ? 1 : map_.groups; }
+
   /// Rows [row, row + rows) of the results of images [first, first + images), and the pixels that they read.
   struct Block {
     Pixels<T> pixels;
@@ -134,7 +137,7 @@ class Windows {
             } else {
               for (std::int64_t n = 0; n < now.images; ++n) {
                 copy_rows(from_, now.first + n, now.read.begin, now.read.size(), packed_.pixel,
-                          copied.data() + n * now.read.size() * line);
+                          copied.data() + n * now.read.size() * line, for_groups());
               }
               block = {{copied.data() - now.read.begin * line, now.read.size() * line, line, packed_.pixel},
                        now.first,
@@ -169,7 +172,7 @@ class Windows {
     if (for_lanes()) {
       copy_for_lanes(from_, first, first + images, pixels, map_.from_channels, map_.to_channels, pixel, to);
     } else {
-      copy_pixels(from_, first, first + images, pixels, pixel, to);
+      copy_pixels(from_, first, first + images, pixels, pixel, to, for_groups());
     }
     return {pixels, first, images, 0, map_.h.to, across};
   }
@@ -224,8 +227,8 @@ class Windows {
     task.start = packed_.has_start ? packed_.start.data() + first_channel : nullptr;
     task.columns = p.columns;
     const bool channelwise = packed_.lanes == Lanes::channelwise;
-    const T* from = pixels.data + item.image * pixels.image_step +
-                    (channelwise ? p.channel : p.group * map_.from_channels);
+    const T* from =
+        pixels.data + item.image * pixels.image_step + (channelwise ? p.channel : p.group * packed_.depth);
     const auto kernel = channelwise                    ? kernels_.products
                         : packed_.lanes == Lanes::thin ? kernels_.dots
                                                        : kernels_.rows;
