@@ -32,8 +32,8 @@
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
 // CPU `planes` wherever tensors are nchw, `depthwise` and `winograd` wherever these can, `windows`, which is
-// none of these; on a GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What
-// a device does not have, or what cannot compute a call, counts as `automatic`.
+// none of these; on a GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`.
+// What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <string>

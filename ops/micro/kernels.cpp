@@ -44,7 +44,7 @@ constexpr Kernels<T> kKernels = {
     .split = split<T>,
     .join = join<T>,
     .winograd = winograd_of<T>(),
-#if defined(__AVX512F__)
+#if defined(TAPEDECK_MICRO_PAIRS)
     .spread_pairs = sizeof(T) == sizeof(float) ? spread_any_pairs : nullptr,
     .gather_pairs = sizeof(T) == sizeof(float) ? gather_any_pairs : nullptr,
     .pair_sums = sizeof(T) == sizeof(float) ? any_pair_sums : nullptr,

@@ -1,8 +1,9 @@
 // Rows of one channel at stride 2 along w: tap k of a row of the kernel takes element m of x to element
 // 2m + at + k of y. Vectors of y are split or joined in registers, and what lies a few elements further is
 // shifted in from the vectors beside them, so that nothing is loaded twice and rows that are aligned are
-// loaded so. For AVX-512 and float, and few taps; others go by planes.
-#if defined(__AVX512F__)
+// loaded so. For AVX-512 and float, and few taps; others, and builds for size, go by planes.
+#if defined(__AVX512F__) && !defined(TAPEDECK_SMALL)
+#define TAPEDECK_MICRO_PAIRS
 
 /// Tap k of those that begin at `At`: it meets element 2(m + kHalf) + kPhase of y.
 template <int At, int k>
