@@ -118,24 +118,27 @@ __device__ __forceinline__ void for_each_vector(const P& piece, const F& f) {
 
 // ---- optimizers ----
 
-/// Arrays: parameter, gradient, counter, slots. Counters count this step already.
-template <class T, class Rule, int kSlots, class Settings, std::size_t... k>
-__device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, Settings settings,
-                                             const double* live, const std::uint8_t* skip,
-                                             std::index_sequence<k...>) {
+/// Arrays: counter, rule. Counts this step, and makes each parameter's rule once: bias corrections are powers
+/// in float64.
+template <class Rule, class Settings>
+__global__ void __launch_bounds__(kTensors)
+    begin_kernel(const __grid_constant__ TensorList<2> list, Settings settings, const double* live,
+                 const std::uint8_t* skip) {
   await_previous();
   if (skip != nullptr && *skip != 0) return;
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= list.tensors) return;
+  if (live != nullptr) formula::set_live(settings, live);
+  new (list.arrays[1][i])
+      Rule(settings, static_cast<double>(++*static_cast<std::int64_t*>(list.arrays[0][i])));
+}
+
+/// Arrays: parameter, gradient, rule, slots.
+template <class T, class Rule, int kSlots, std::size_t... k>
+__device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list, std::index_sequence<k...>) {
   using A = accumulate_t<T>;
   const auto piece = list.piece(static_cast<int>(blockIdx.x));
-  // The bias corrections are powers in float64: once for a block.
-  __shared__ alignas(Rule) unsigned char made[sizeof(Rule)];
-  if (threadIdx.x == 0) {
-    const auto* const step = static_cast<const std::int64_t*>(list.arrays[2][piece.tensor]);
-    if (live != nullptr) formula::set_live(settings, live);
-    new (made) Rule(settings, static_cast<double>(*step));
-  }
-  __syncthreads();
-  const Rule rule = *reinterpret_cast<const Rule*>(made);
+  const Rule rule = *static_cast<const Rule*>(list.arrays[2][piece.tensor]);
   for_each_vector(piece, [&](std::int64_t i, int n) {
     A w[kVector], g[kVector], slots[kSlots + 1][kVector];
     load<T>(list.arrays[0][piece.tensor], i, n, w);
@@ -150,27 +153,12 @@ __device__ __forceinline__ void update_piece(const TensorList<3 + kSlots>& list,
   });
 }
 
-template <class T, class Rule, int kSlots, class Settings>
+template <class T, class Rule, int kSlots>
 __global__ void __launch_bounds__(kThreads)
-    update_kernel(const __grid_constant__ TensorList<3 + kSlots> list,
-                  const __grid_constant__ Settings settings, const double* live, const std::uint8_t* skip) {
-  update_piece<T, Rule, kSlots>(list, settings, live, skip, std::make_index_sequence<kSlots>());
-}
-
-__global__ void __launch_bounds__(kTensors)
-    count_kernel(const __grid_constant__ TensorList<1> list, const std::uint8_t* skip) {
+    update_kernel(const __grid_constant__ TensorList<3 + kSlots> list, const std::uint8_t* skip) {
   await_previous();
   if (skip != nullptr && *skip != 0) return;
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < list.tensors) ++*static_cast<std::int64_t*>(list.arrays[0][i]);
-}
-
-void count_step(const char* op, const OptimizerBatch& batch, const std::uint8_t* skip) {
-  for_each_list<1>(
-      batch.steps, [&](std::size_t i) { return std::array{batch.steps[i].raw()}; },
-      [&](const TensorList<1>& list, std::int64_t) {
-        launch_kernel(op, batch.steps[0].device(), count_kernel, 1, kTensors, list, skip);
-      });
+  update_piece<T, Rule, kSlots>(list, std::make_index_sequence<kSlots>());
 }
 
 template <class Settings>
@@ -178,18 +166,24 @@ void update(const char* op, const OptimizerBatch& batch, const Settings& setting
   const Device device = batch.parameters[0].device();
   const double* const live = batch.live.defined() ? batch.live.data<double>() : nullptr;
   const std::uint8_t* const skip = batch.skip.defined() ? batch.skip.data<std::uint8_t>() : nullptr;
-  count_step(op, batch, skip);
   visit_floating(op, batch.parameters[0].dtype(), [&]<class T>() {
     formula::visit_rule<accumulate_t<T>>(settings, batch.slots.size(), [&]<class Rule, std::size_t kSlots>() {
+      const Workspace<Rule> rules(device, static_cast<std::int64_t>(batch.steps.size()));
+      const auto counters = [&](std::size_t i) {
+        return std::array<void*, 2>{batch.steps[i].raw(), rules.data() + i};
+      };
+      for_each_list<2>(batch.steps, counters, [&](const auto& list, std::int64_t) {
+        launch_kernel(op, device, begin_kernel<Rule, Settings>, 1, kTensors, list, settings, live, skip);
+      });
       const auto arrays = [&](std::size_t i) {
         std::array<void*, 3 + kSlots> all{batch.parameters[i].raw(), batch.gradients[i].raw(),
-                                          batch.steps[i].raw()};
+                                          rules.data() + i};
         for (int k = 0; k < static_cast<int>(kSlots); ++k) all[3 + k] = batch.slots[k][i].raw();
         return all;
       };
       for_each_list<3 + kSlots>(batch.parameters, arrays, [&](const auto& list, std::int64_t) {
-        launch_kernel(op, device, update_kernel<T, Rule, static_cast<int>(kSlots), Settings>,
-                      static_cast<unsigned>(list.blocks()), kThreads, list, settings, live, skip);
+        launch_kernel(op, device, update_kernel<T, Rule, static_cast<int>(kSlots)>,
+                      static_cast<unsigned>(list.blocks()), kThreads, list, skip);
       });
     });
   });
