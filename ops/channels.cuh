@@ -55,15 +55,17 @@ __global__ void __launch_bounds__(kThreads)
   ChannelPlace at = call.place(first);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    if (j >= n) break;
-    if (!call.packed && j > 0) at = call.place(first + j);
+    if (!call.packed && j > 0) at = call.place(::min(first + j, call.count - 1));
     V inputs[kInputs];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) inputs[k] = values[k][j];
     results[j] = f(at.row, at.channel + (call.packed && call.inner == 1 ? j : 0), inputs);
   }
   if (call.packed) return out.write(first, results);
-  for (int j = 0; j < n; ++j) out.write(first + j, results[j]);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    if (j < n) out.write(first + j, results[j]);
+  }
 }
 
 /// out[i] = f(o, c, {in[0][i], in[1][i], ...}) for elements of equal layout: c is the element's channel, o
