@@ -119,6 +119,12 @@ struct GradientSums : SumsReduction {
   V *mean_g, *slope;  // both null without training
   Writer<V> gw, gb;   // null data: not wanted
 
+  bool is_plain() const requires std::same_as<V, float> { return cu::is_plain(x) && cu::is_plain(gy); }
+  __device__ GradientSums plain() const {
+    GradientSums known = *this;
+    known.x = cu::plain(x), known.gy = cu::plain(gy);
+    return known;
+  }
   __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed,
                        Value (&values)[kVector]) const {
     V xs[kVector], gs[kVector];

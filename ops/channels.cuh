@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tapedeck/ops/axis.h>
+#include <tapedeck/ops/conv/gemm_plan.h>  // Divider
 #include <tapedeck/ops/reduce.cuh>
 
 namespace tapedeck::cu {
@@ -26,14 +27,14 @@ struct ChannelPlace {
 /// What channel_map_kernel() is told of a tensor.
 struct ChannelMapCall {
   std::int64_t count, channels, inner;
+  conv_gemm::Divider by_channels, by_inner;
   bool packed;  // all vectors are aligned, and of one channel or of neighbouring ones
-  bool small;   // the count fits 32 bits
+  bool small;   // the count fits 31 bits
 
   __device__ ChannelPlace place(std::int64_t i) const {
-    if (small) {  // 64-bit divisions are slow
-      const auto line = static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(inner);
-      const auto row = line / static_cast<std::uint32_t>(channels);
-      return {row, line - row * static_cast<std::uint32_t>(channels)};
+    if (small) {  // divisions are slow
+      const int line = by_inner.divide(static_cast<int>(i)), row = by_channels.divide(line);
+      return {row, by_channels.modulo(line, row)};
     }
     const std::int64_t line = i / inner, row = line / channels;
     return {row, line - row * channels};
@@ -80,8 +81,12 @@ void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Te
     readers[k] = Reader<V>(in[k]);
     packed = packed && is_aligned(in[k].raw(), size_of(in[k].dtype()));
   }
-  const ChannelMapCall call{out.count(), axis.size, axis.inner, packed,
-                            out.count() < (std::int64_t{1} << 31)};
+  ChannelMapCall call{
+      out.count(), axis.size, axis.inner, {}, {}, packed, out.count() < (std::int64_t{1} << 31)};
+  if (call.small) {
+    call.by_channels = conv_gemm::Divider(axis.size);
+    call.by_inner = conv_gemm::Divider(axis.inner);
+  }
   launch_kernel(op, out.device(), channel_map_kernel<V, kInputs, F>,
                 grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, call, readers,
                 Writer<V>(out), f);
@@ -112,6 +117,9 @@ struct Moments : SumsReduction {
   First first;  // where the first element of a result is
   double count;
   Store store;
+
+  bool is_plain() const requires std::same_as<V, float> { return cu::is_plain(x); }
+  __device__ Moments plain() const { return {{}, cu::plain(x), first, count, store}; }
 
   __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed, V (&values)[kVector]) const {
     read_run(x, at, n, step, packed, values);

@@ -21,6 +21,8 @@ struct LossSum {
   Formula formula;
   StoreScaled store;
 
+  bool is_plain() const requires std::same_as<V, float> { return cu::is_plain(x) && cu::is_plain(t); }
+  __device__ LossSum plain() const { return {cu::plain(x), cu::plain(t), formula, store}; }
   __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed,
                        Value (&values)[kVector]) const {
     V xs[kVector], ts[kVector];

@@ -13,8 +13,8 @@ namespace tapedeck::cu {
 
 namespace {
 
-constexpr std::int64_t kPiece = 4 * kThreads * kVector;  // elements of a block
-constexpr int kTensors = 64;                             // of a launch
+constexpr std::int64_t kPiece = kThreads * kVector;  // elements of a block
+constexpr int kTensors = 64;                         // of a launch
 
 /// A list of tensors with kArrays arrays each.
 template <int kArrays>

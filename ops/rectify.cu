@@ -27,6 +27,14 @@ struct RectifiedSum {
   Writer<V> gu, gb;
   Rectifier rectifier;
 
+  bool is_plain() const requires std::same_as<V, float> {
+    return cu::is_plain(y) && cu::is_plain(gy) && gu.dtype == y.dtype;
+  }
+  __device__ RectifiedSum plain() const {
+    RectifiedSum known = *this;
+    known.y = cu::plain(y), known.gy = cu::plain(gy), known.gu.dtype = known.y.dtype;
+    return known;
+  }
   __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed, V (&values)[kVector]) const {
     V ys[kVector];
     read_run(y, at, n, step, packed, ys);

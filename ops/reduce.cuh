@@ -16,6 +16,10 @@
 //   center(out)                       what add() needs to know of a result, by its place
 //   start(), add(total, value, center), merge(total, total)
 //   finish(out, total)                stores a result at its place
+// and maybe, for whole vectors of numbers that are stored as they are computed with (most calls, and a
+// fraction of the instructions):
+//   is_plain()                        whether what it reads is
+//   plain()                           itself with that known when it is compiled
 #pragma once
 
 #include <algorithm>
@@ -24,6 +28,19 @@
 #include <tapedeck/ops/map.cuh>
 
 namespace tapedeck::cu {
+
+/// A reader of what is stored as it is computed with, known when it is compiled.
+template <class V>
+__device__ __forceinline__ Reader<V> plain(const Reader<V>& x) {
+  Reader<V> known;
+  known.data = x.data;
+  known.dtype = dtype_of<V>;
+  return known;
+}
+template <class V>
+bool is_plain(const Reader<V>& x) {
+  return x.dtype == dtype_of<V>;
+}
 
 /// How a reduction is divided: what does not depend on types.
 struct ReducePlan {
@@ -36,12 +53,32 @@ struct ReducePlan {
   std::int64_t inner_vectors = 1;                // of the innermost dimension
   int term_lanes = 1;
   std::int64_t chunk = 1, chunks = 1;  // terms of a block
+
+  /// Whether steps between terms need no division.
+  __host__ __device__ bool steps_simply() const { return reduced.rank <= (columns ? 1 : 2); }
 };
+
+/// Blocks of `Value`s of so many bytes that a multiprocessor has at once: as many registers as a thread may
+/// have.
+template <class Value>
+inline constexpr int kReduceBlocks = sizeof(Value) <= 8 ? 2 : 1;
+
+/// How many chunks of terms keep a GPU busy, where so many blocks are needed for each: those of which no wave
+/// of blocks (an H100 has this many at once) is mostly empty.
+inline std::int64_t best_chunks(std::int64_t blocks) {
+  constexpr std::int64_t kAtOnce = 2 * 132;
+  std::int64_t best = 1;
+  double most = 0;  // the busy share of all waves
+  for (std::int64_t waves = 1; waves <= 4 && most < 0.9; ++waves) {
+    const std::int64_t chunks = kAtOnce * waves / blocks;
+    const double share = static_cast<double>(blocks * chunks) / static_cast<double>(kAtOnce * waves);
+    if (share > most) best = chunks, most = share;
+  }
+  return best;
+}
 
 /// Divides a reduction. `aligned`: whether element 0 of everything that is read starts a vector.
 inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1>& reduced, bool aligned) {
-  constexpr std::int64_t kBlocks = 1024;    // enough for any GPU
-  constexpr std::int64_t kTermsOfLane = 8;  // a chunk has at least as many for each lane
   ReducePlan plan{kept, reduced};
   const std::int64_t rows = reduced.count();
   plan.results = kept.count();
@@ -70,8 +107,8 @@ inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1
   if (plan.columns)
     plan.term_lanes = std::min(plan.term_lanes, kThreads / std::min(32, power_of_two(plan.result_vectors)));
   const std::int64_t blocks = ceil_div(plan.result_vectors, kThreads / plan.term_lanes);
-  const std::int64_t most = ceil_div(plan.terms, plan.term_lanes * kTermsOfLane);
-  plan.chunks = std::clamp<std::int64_t>(kBlocks / blocks, 1, std::max<std::int64_t>(most, 1));
+  const std::int64_t most = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.term_lanes));
+  plan.chunks = std::min(best_chunks(std::max<std::int64_t>(blocks, 1)), most);
   plan.chunk = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunks));
   plan.chunks = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunk));
   return plan;
@@ -108,12 +145,90 @@ __device__ __forceinline__ void locate_result(const ReducePlan& plan, std::int64
   }
 }
 
+/// The terms of a lane, one after the other: where each begins and how many elements it has. kPlain: all
+/// steps are simple, and vectors whole.
+template <bool kColumns, bool kPlain>
+class TermWalk {
+ public:
+  /// `at`: where the result's elements begin; `results`: how many a vector of columns has.
+  __device__ TermWalk(const ReducePlan& plan, std::int64_t at, int results, std::int64_t term)
+      : plan_(plan), at_(at), term_(term), results_(results) {
+    const StridedLoop<1>& loop = plan.reduced;
+    simple_ = kPlain || plan.steps_simply();
+    if constexpr (kColumns) {
+      jump_ = plan.term_lanes * loop.strides[0][0];
+    } else {
+      // The next term is some rows on, and some vectors: without a division for each.
+      const std::int64_t row = loop.rank == 2 ? loop.strides[0][0] : 0,
+                         step = kVector * loop.strides[0][loop.rank - 1];
+      const auto lanes = static_cast<std::uint32_t>(plan.term_lanes);
+      const std::uint32_t rows =
+          plan.inner_vectors > lanes ? 0 : lanes / static_cast<std::uint32_t>(plan.inner_vectors);
+      vectors_ = lanes - rows * plan.inner_vectors;
+      jump_ = rows * row + vectors_ * step;
+      wrap_ = row - plan.inner_vectors * step;
+    }
+    place();
+  }
+  __device__ std::int64_t from() const { return from_; }
+  __device__ int count() const {
+    if constexpr (kColumns) return results_;
+    if constexpr (kPlain) return kVector;
+    const std::int64_t left = plan_.reduced.sizes[plan_.reduced.rank - 1] - vector_ * kVector;
+    return left < kVector ? static_cast<int>(left) : kVector;
+  }
+  __device__ void advance() {
+    term_ += plan_.term_lanes;
+    if (!simple_) return place();
+    from_ += jump_;
+    if constexpr (!kColumns) {
+      vector_ += vectors_;
+      if (vector_ < plan_.inner_vectors) return;
+      vector_ -= plan_.inner_vectors;
+      from_ += wrap_;
+    }
+  }
+
+ private:
+  __device__ void place() {
+    const StridedLoop<1>& loop = plan_.reduced;
+    std::int64_t from[1] = {at_}, row = term_;
+    if constexpr (!kColumns) {
+      row = term_ >> 32 == 0
+                ? static_cast<std::uint32_t>(term_) / static_cast<std::uint32_t>(plan_.inner_vectors)
+                : term_ / plan_.inner_vectors;
+      vector_ = term_ - row * plan_.inner_vectors;
+      from[0] += vector_ * kVector * loop.strides[0][loop.rank - 1];
+    }
+    const int outer = kColumns ? loop.rank : loop.rank - 1;
+    if (row >> 32 == 0) {
+      add_place(loop, outer, static_cast<std::uint32_t>(row), from);
+    } else {
+      add_place(loop, outer, row, from);
+    }
+    from_ = from[0];
+  }
+
+  const ReducePlan& plan_;
+  std::int64_t at_, term_, from_ = 0;
+  std::int64_t vector_ = 0, vectors_ = 0, jump_ = 0, wrap_ = 0;
+  int results_;
+  bool simple_;
+};
+
 /// partial[chunk * results + result] receives the totals, or, without `partial`, finish() does.
-template <class Reduction, bool kColumns>
-__global__ void __launch_bounds__(kThreads)
-    reduce_kernel(const __grid_constant__ ReducePlan plan, const __grid_constant__ Reduction r,
+template <class Reduction, bool kColumns, bool kPlain>
+__global__ void __launch_bounds__(kThreads, kReduceBlocks<typename Reduction::Value>)
+    reduce_kernel(const __grid_constant__ ReducePlan plan, const __grid_constant__ Reduction given,
                   typename Reduction::Total* partial) {
   using Total = typename Reduction::Total;
+  const Reduction r = [&given] {
+    if constexpr (kPlain) {
+      return given.plain();
+    } else {
+      return given;
+    }
+  }();
   __shared__ Total shared[kThreads];
   await_previous();
   const int lanes = plan.term_lanes, result_lanes = kThreads / lanes;
@@ -136,46 +251,32 @@ __global__ void __launch_bounds__(kThreads)
   }
   const std::int64_t begin = blockIdx.y * plan.chunk + lane;
   const std::int64_t end = exists ? ::min(plan.terms, (blockIdx.y + 1) * plan.chunk) : 0;
-  const int outer = kColumns ? plan.reduced.rank : plan.reduced.rank - 1;
-  const std::int64_t inner = plan.reduced.sizes[plan.reduced.rank - 1];
   const std::int64_t step = kColumns ? 1 : plan.reduced.strides[0][plan.reduced.rank - 1];
-  // Several terms are read before the first is added, so that a thread waits for memory less often.
+  TermWalk<kColumns, kPlain> walk(plan, at[0], results, begin);
+  // Several terms are read before the first is added, so that a thread waits for memory less often. Beyond
+  // the last one the first of them is read again, so that nothing branches.
   for (std::int64_t first_term = begin; first_term < end; first_term += kTermsAhead * lanes) {
     typename Reduction::Value values[kTermsAhead][kVector];
+    const std::int64_t first_from = walk.from();
+    const int first_count = walk.count();
     int counts[kTermsAhead];
 #pragma unroll
     for (int a = 0; a < kTermsAhead; ++a) {
-      const std::int64_t term = first_term + a * lanes;
-      counts[a] = 0;
-      if (term >= end) continue;
-      std::int64_t from[1] = {at[0]};
-      counts[a] = results;
-      std::int64_t row = term;
-      if constexpr (!kColumns) {
-        std::int64_t vector = term;
-        row = 0;
-        if (outer > 0) {
-          row = term >> 32 == 0
-                    ? static_cast<std::uint32_t>(term) / static_cast<std::uint32_t>(plan.inner_vectors)
-                    : term / plan.inner_vectors;
-          vector = term - row * plan.inner_vectors;
-        }
-        const std::int64_t first = vector * kVector;
-        from[0] += first * step;
-        counts[a] = inner - first < kVector ? static_cast<int>(inner - first) : kVector;
-      }
-      if (row >> 32 == 0) {
-        add_place(plan.reduced, outer, static_cast<std::uint32_t>(row), from);
-      } else {
-        add_place(plan.reduced, outer, row, from);
-      }
-      r.read(from[0], counts[a], step, plan.packed, values[a]);
+      const bool is_term = first_term + a * lanes < end;
+      counts[a] = is_term ? walk.count() : 0;
+      r.read(is_term ? walk.from() : first_from,
+             kPlain    ? kVector
+             : is_term ? counts[a]
+                       : first_count,
+             step, kPlain || plan.packed, values[a]);
+      walk.advance();
     }
 #pragma unroll
     for (int a = 0; a < kTermsAhead; ++a) {
+      if (counts[a] == 0) continue;
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        if (j < counts[a]) totals[j] = r.add(totals[j], values[a][j], centers[kColumns ? j : 0]);
+        if (kPlain || j < counts[a]) totals[j] = r.add(totals[j], values[a][j], centers[kColumns ? j : 0]);
       }
     }
   }
@@ -238,8 +339,18 @@ void reduce(const char* op, Device device, const StridedLoop<2>& kept, const Str
   const Workspace<Total> partial(device, plan.chunks > 1 ? plan.chunks * plan.results : 0);
   const dim3 grid(grid_size(op, ceil_div(plan.result_vectors, kThreads / plan.term_lanes)),
                   static_cast<unsigned>(plan.chunks));
-  launch_kernel(op, device, plan.columns ? reduce_kernel<Reduction, true> : reduce_kernel<Reduction, false>,
-                grid, kThreads, plan, r, partial.data());
+  const auto run = [&]<bool kPlain>() {
+    launch_kernel(
+        op, device,
+        plan.columns ? reduce_kernel<Reduction, true, kPlain> : reduce_kernel<Reduction, false, kPlain>, grid,
+        kThreads, plan, r, partial.data());
+  };
+  bool plain = false;
+  if constexpr (requires { r.is_plain(); }) {
+    plain = plan.packed && plan.steps_simply() && r.is_plain();
+    if (plain) run.template operator()<true>();
+  }
+  if (!plain) run.template operator()<false>();
   if (plan.chunks == 1) return;
   const auto lanes = static_cast<int>(
       kThreads / std::bit_ceil(static_cast<std::uint64_t>(std::min<std::int64_t>(plan.results, kThreads))));
@@ -269,6 +380,9 @@ struct PolicyReduction {
   const double* centers;  // null unless the policy is centered
   Policy policy;
   Finish store;
+
+  bool is_plain() const requires std::same_as<V, float> { return cu::is_plain(x); }
+  __device__ PolicyReduction plain() const { return {cu::plain(x), centers, policy, store}; }
 
   __device__ void read(std::int64_t at, int n, std::int64_t step, bool packed, V (&values)[kVector]) const {
     read_run(x, at, n, step, packed, values);
