@@ -27,7 +27,7 @@ TEST(CudaConvExplain, NamesWhatRuns) {
             "depthwise depthwise depthwise");
   EXPECT_EQ(explain({2, 64, 8, 8}, {64, 1, 4, 4}, each, DType::float32, nhwc),
             "depthwise depthwise depthwise");
-  EXPECT_EQ(explain({2, 64, 8, 8}, {64, 3, 4, 4}, twice, DType::float32, nchw), "direct wgmma strip");
+  EXPECT_EQ(explain({2, 64, 8, 8}, {64, 3, 4, 4}, twice, DType::float32, nchw), "direct direct strip");
   set_conv_algorithm(ConvAlgorithm::tensor);
   EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, twice, DType::float32, nchw), "tensor tensor tensor");
   set_conv_algorithm(ConvAlgorithm::automatic);

@@ -119,6 +119,33 @@ TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
   }
 }
 
+// Kernels for 1 to 4 channels of y, whose threads have one pixel, or several where there are many.
+TEST_F(CudaConv, ThinLayers) {
+  ConvRandom random(23);
+  set_conv_algorithm(ConvAlgorithm::direct);
+  for (const auto& [kernel, stride] : {std::pair(3, 1), std::pair(3, 2), std::pair(4, 2)}) {
+    for (std::int64_t co : {1, 2, 3, 4}) {
+      for (std::int64_t padding : {0, 1, 2}) {
+        for (bool many : {false, true}) {
+          ConvCase c{.n = many ? 40 : 3,
+                     .ci = many ? 2 : 9,
+                     .co = co,
+                     .in = {many ? 84 : 6, many ? 83 : 37},
+                     .kernel = {kernel, kernel},
+                     .stride = {stride, stride},
+                     .padding = {padding, padding},
+                     .output_padding = {stride - 1, 0},
+                     .bias = co > 2};
+          SCOPED_TRACE(c.text());
+          check_transposed(c, random, {DType::float32, kCuda});
+          check_plain(c, random, {DType::float32, kCuda});
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 // Every width of a kernel over boxes, in both layouts; what is not written stays NaN.
 TEST_F(CudaConv, BoxesOfAllWidths) {
   for (std::int64_t size : {7, 10, 13, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100}) {

@@ -10,6 +10,7 @@
 
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
+#include <tapedeck/ops/conv/thin.cuh>
 
 namespace tapedeck::cu {
 
@@ -175,6 +176,7 @@ bool direct_fits(const ConvTranspose2dGeometry& g) {
 
 void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to) {
+  if (thin_fits(g, to.dtype(), from.layout(), to.layout())) return thin(g, transposed, from, w, bias, to);
   const DeviceScope scope(to.device());
   DirectArguments call{};
   call.plan = Plan(g, transposed, static_cast<int>(size_of(to.dtype())));

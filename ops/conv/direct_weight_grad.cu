@@ -9,6 +9,7 @@
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
+#include <tapedeck/ops/conv/thin.cuh>
 
 namespace tapedeck::cu {
 
@@ -95,6 +96,7 @@ bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g) {
 }
 
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  if (thin_weight_grad_fits(g, x.dtype(), x.layout(), y.layout())) return thin_weight_grad(g, x, y, w);
   const DeviceScope scope(w.device());
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   DirectWeightGradArguments a{};

@@ -9,6 +9,7 @@
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
+#include <tapedeck/ops/conv/thin.cuh>
 
 namespace tapedeck::cu {
 
@@ -58,6 +59,8 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DTyp
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.direct && thin_fits(g, dtype, from, to)) {
+    choice.natural = ConvAlgorithm::direct;
   } else if (strips && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && (transposed || to_channels <= 16) &&
@@ -80,6 +83,8 @@ ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, 
   const bool strips = choice.strip && (x == Layout::nchw || g.groups > 1);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
+  } else if (choice.direct && thin_weight_grad_fits(g, dtype, x, y)) {
+    choice.natural = ConvAlgorithm::direct;
   } else if (strips && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
     choice.natural = ConvAlgorithm::strip;
   } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
