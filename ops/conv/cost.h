@@ -50,8 +50,11 @@ double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std:
   const auto points = static_cast<double>(g.n * winograd_products(g.h, direction)) *
                       static_cast<double>(winograd_products(g.w, direction)) *
                       static_cast<double>(g.groups);  // of tiles
-  const double products = points * static_cast<double>(from) * vectors_of(to, micro::kernels<T>().lanes);
-  return products * 1.25 + kMapped * points * static_cast<double>(from + to) +
+  const std::int64_t lanes = micro::kernels<T>().lanes;
+  const double products = points * static_cast<double>(from) * vectors_of(to, lanes);
+  const double mapped = (vectors_of(from, lanes) + vectors_of(to, lanes)) * static_cast<double>(lanes);
+  // Groups are many small products, each with an end.
+  return products * (g.groups > 1 ? 2.0 : 1.25) + kMapped * points * mapped +
          3 * kPacked * static_cast<double>(g.weight_shape().count());
 }
 
