@@ -10,10 +10,12 @@ namespace tapedeck::cu {
 bool overlaps_launches(Device device);
 
 /// What a kernel that launch_kernel() queues begins with: waits until all that was queued before is done, and
-/// lets the next kernel's blocks come where this one's leave room, to wait as well.
+/// lets the next kernel's blocks come where this one's leave room, to wait as well. Not so a kernel that
+/// fills most multiprocessors whole: the next one's blocks would crowd on the others.
+template <bool kLeavesRoom = true>
 __device__ __forceinline__ void await_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
+  if constexpr (kLeavesRoom) cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
 #endif
 }

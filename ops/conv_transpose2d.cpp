@@ -3,6 +3,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/rectify.h>
 
 namespace tapedeck {
@@ -36,6 +37,7 @@ struct ConvTranspose2d final : Op {
 
   Variables backward(const OpContext& c, const Variables& gy) override {
     const auto [gu, gb] = rectified_gradients(c, gy[0], negative_slope_, detail::channel_dim(gy[0]));
+    const OperandCopies copies;  // of gu, which both gradients read
     return {c.needs_grad(0) ? detail::plain(call_, gu, c.input(1)) : Variable(),
             c.needs_grad(1) ? detail::correlation(call_, c.input(0), gu) : Variable(), gb};
   }

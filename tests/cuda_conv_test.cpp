@@ -230,6 +230,29 @@ TEST_F(CudaConv, ScaledHalvesThatAreNotFinite) {
   }
 }
 
+// Both gradients use a copy of the result's gradient; each algorithm has its own form of it.
+TEST_F(CudaConv, GradientsTogetherAreThoseAlone) {
+  for_each_algorithm([&] {
+    for (const LayerCase& c : kLayerCases) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        SCOPED_TRACE(concat(c.name, " ", layout));
+        manual_seed(31);
+        const Variable x = Variable::parameter(randn(c.x).to(layout).to(kCuda)),
+                       w = Variable::parameter(randn(c.w).to(kCuda));
+        Tape tape;
+        const Variable y = conv_transpose2d(x, w, {}, c.options);
+        const Tensor gy = randn(y.shape()).to(layout).to(kCuda);
+        const auto gradients = [&](const Variables& of) {
+          return tape.gradient(y, of, {.gradient = gy, .retain = true});
+        };
+        const Variables both = gradients({x, w});
+        EXPECT_TRUE(same_bits(both[0].tensor().to(Device{}), gradients({x})[0].tensor().to(Device{})));
+        EXPECT_TRUE(same_bits(both[1].tensor().to(Device{}), gradients({w})[0].tensor().to(Device{})));
+      }
+    }
+  });
+}
+
 TEST_F(CudaConv, TheSameBitsAgain) {
   const auto host = [](const Tensor& x) { return x.to(Device{}); };
   for (const LayerCase& c : kLayerCases) {

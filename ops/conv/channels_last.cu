@@ -7,6 +7,7 @@
 // different banks (two threads the same one where pixels are read by pairs, or 16-bit elements one by one).
 #include <algorithm>
 
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
@@ -177,33 +178,42 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   const int channels = static_cast<int>(images.size(1)), padded = group_channels * groups;
   const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
   strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
-  copy_.emplace(images.device(), images.size(0) * of_image);
-  data = copy_->data();
-  if (images.count() == 0) return;
-  if constexpr (std::is_same_v<From, float>) {
-    if (has_channels_last(images) && padded == channels) {
-      const std::int64_t count = images.count() / kElements;
-      return launch_kernel("conv: halves", images.device(), split_kernel<Split>,
-                           grid_size("conv", ceil_div(count, kThreads)), kThreads,
-                           static_cast<const float4*>(images.raw()), copy_->data(), count, padded / kElements,
-                           largest);
-    }
-  }
   Arguments a{};
-  a.from = images.raw();
-  a.to = copy_->data();
-  a.largest = largest;
-  a.strides = ImageStrides(images.strides());
-  a.pixels = plane;
-  a.width = conv_gemm::Divider(images.size(3));
-  a.group = conv_gemm::Divider(group_channels);
-  a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
   if (rows != nullptr && rows->stride <= conv_gemm::kMaxPhases) {
     a.stride = static_cast<int>(rows->stride);
     a.padding = static_cast<int>(rows->padding);
     a.phases = 0;
     for (int r = 0; r < a.stride; ++r) a.phases |= rows->taps(r) > 0 ? 1u << r : 0;
   }
+  const bool all_rows = a.phases + 1 == 1u << a.stride;
+  const OperandForm form{kParts, sizeof(typename Split::To), groups,
+                         all_rows ? 0 : a.phases << 8 | static_cast<unsigned>(a.padding % a.stride)};
+  copy_ = OperandCopies::find(images, form);
+  data = copy_.get();
+  if (copy_ != nullptr) return;
+  const auto copy = std::make_shared<Storage>(
+      static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
+  auto* const to = static_cast<uint4*>(copy->data());
+  data = to;
+  copy_ = std::shared_ptr<void>(copy, to);
+  OperandCopies::keep(images, form, copy_);
+  if (images.count() == 0) return;
+  if constexpr (std::is_same_v<From, float>) {
+    if (has_channels_last(images) && padded == channels) {
+      const std::int64_t count = images.count() / kElements;
+      return launch_kernel("conv: halves", images.device(), split_kernel<Split>,
+                           grid_size("conv", ceil_div(count, kThreads)), kThreads,
+                           static_cast<const float4*>(images.raw()), to, count, padded / kElements, largest);
+    }
+  }
+  a.from = images.raw();
+  a.to = to;
+  a.largest = largest;
+  a.strides = ImageStrides(images.strides());
+  a.pixels = plane;
+  a.width = conv_gemm::Divider(images.size(3));
+  a.group = conv_gemm::Divider(group_channels);
+  a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
   const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
                      reinterpret_cast<std::uintptr_t>(images.raw()) % (2 * sizeof(From)) == 0;
   // A grid has at most 65535 blocks along z.

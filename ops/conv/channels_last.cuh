@@ -1,7 +1,7 @@
 // Images as vectors of channels: what kernels read that gather by 16 bytes.
 #pragma once
 
-#include <optional>
+#include <memory>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
@@ -29,7 +29,7 @@ class ChannelsLast {
   template <class Split>
   void copy(const Tensor& images, int groups, const ConvAxis* rows, const unsigned* largest);
 
-  std::optional<Workspace<uint4>> copy_;
+  std::shared_ptr<void> copy_;
 };
 
 }  // namespace tapedeck::cu

@@ -1,6 +1,7 @@
 // Largest: a maximum does not depend on the order in which it is found.
 #include <algorithm>
 
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 
@@ -53,15 +54,29 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(Operand a, Operand b,
 
 }  // namespace
 
-Largest::Largest(const Tensor& a, const Tensor& b) : bits_(a.device(), 2) {
+Largest::Largest(const Tensor& a, const Tensor& b)
+    : a_(OperandCopies::find(a, {})), b_(OperandCopies::find(b, {})) {
+  if (a_ != nullptr && b_ != nullptr) return;
   const DeviceScope scope(a.device());
-  const cudaStream_t stream = stream_of(a.device());
-  check_cuda(cudaMemsetAsync(bits_.data(), 0, 2 * sizeof(unsigned), stream), "cudaMemsetAsync");
-  const std::int64_t blocks = std::clamp<std::int64_t>(
-      ceil_div(std::max(a.count(), b.count()), kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));
-  launch_kernel("conv: largest magnitudes", a.device(), largest_kernel, dim3(grid_size("conv", blocks), 2),
-                kThreads, Operand{static_cast<const float*>(a.raw()), a.count()},
-                Operand{static_cast<const float*>(b.raw()), b.count()}, bits_.data());
+  const auto bits = std::make_shared<Storage>(2 * sizeof(unsigned), Context::current(a.device()));
+  auto* const words = static_cast<unsigned*>(bits->data());
+  check_cuda(cudaMemsetAsync(words, 0, 2 * sizeof(unsigned), stream_of(a.device())), "cudaMemsetAsync");
+  Operand operands[2] = {};
+  unsigned count = 0;
+  std::int64_t most = 1;
+  const auto find = [&](const Tensor& x, std::shared_ptr<void>& mine) {
+    if (mine != nullptr) return;
+    mine = std::shared_ptr<void>(bits, words + count);
+    OperandCopies::keep(x, {}, mine);
+    operands[count++] = {static_cast<const float*>(x.raw()), x.count()};
+    most = std::max(most, x.count());
+  };
+  find(a, a_);
+  find(b, b_);
+  const std::int64_t blocks =
+      std::clamp<std::int64_t>(ceil_div(most, kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));
+  launch_kernel("conv: largest magnitudes", a.device(), largest_kernel,
+                dim3(grid_size("conv", blocks), count), kThreads, operands[0], operands[1], words);
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -12,6 +12,8 @@
 // accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
 #pragma once
 
+#include <memory>
+
 #include <tapedeck/ops/conv/gemm_tile.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -28,11 +30,12 @@ struct ScaledHalf : Half<float16> {
 class Largest {
  public:
   Largest(const Tensor& a, const Tensor& b);
-  /// The bits of both, on the device.
-  const unsigned* data() const { return bits_.data(); }
+  // Their bits, on the device.
+  const unsigned* a() const { return static_cast<const unsigned*>(a_.get()); }
+  const unsigned* b() const { return static_cast<const unsigned*>(b_.get()); }
 
  private:
-  Workspace<unsigned> bits_;
+  std::shared_ptr<void> a_, b_;
 };
 
 /// A power of two for an operand whose largest magnitude has these bits, and its inverse. Sums of products

@@ -50,7 +50,7 @@ struct BoxArguments {
   BoxTile tile;
   CUtensorMap maps[kMaxPlanes];
   const char* packed;
-  const unsigned* largest;  // of what is read and of the weights, where these are scaled
+  const unsigned *largest, *largest_weight;  // of what is read and of the weights, where these are scaled
   const void* bias;
   void* to;
   float* parts;  // of splits, if there are several
@@ -481,7 +481,7 @@ struct BoxKernel {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    await_previous();
+    await_previous<false>();
     if (threadIdx.x >= kConsumerThreads) {
       leave_registers<kOtherRegisters>();
       const int warp = (threadIdx.x - kConsumerThreads) / 32;
@@ -502,8 +502,8 @@ struct BoxKernel {
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
       if constexpr (Math::kScaled) {
-        const float inverse = inverse_scale_of(call.largest[0]),
-                    of_weights = inverse_scale_of(call.largest[1]);
+        const float inverse = inverse_scale_of(*call.largest),
+                    of_weights = inverse_scale_of(*call.largest_weight);
 #pragma unroll
         for (float& x : sums) x = x * inverse * of_weights;
       }
@@ -603,7 +603,7 @@ __global__ void __launch_bounds__(kThreads)
     const Value value = exists ? from[static_cast<std::int64_t>(k) * strides.from] : Value{};
     if constexpr (Math::kScaled) {
       T of_value[kParts];
-      split_half(value, scale_of(largest[1]), of_value);
+      split_half(value, scale_of(*largest), of_value);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
     } else {
@@ -640,8 +640,8 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
         std::int64_t{p.groups} * strides.kernel_h * strides.kernel_w * p.chunks * kVectors * padded;
     launch_kernel("conv: pack", to.device(), pack_box_weights_kernel<Math>,
                   grid_size("conv", ceil_div(count, kThreads)), kThreads, p, strides,
-                  static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count, call.largest,
-                  packed.data());
+                  static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count,
+                  call.largest_weight, packed.data());
   }
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
@@ -679,7 +679,10 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p
   BoxArguments call{};
   call.plan = plan, call.tile = choice.tile;
   std::optional<Largest> largest;
-  if constexpr (Math::kScaled) call.largest = largest.emplace(from, w).data();
+  if constexpr (Math::kScaled) {
+    largest.emplace(from, w);
+    call.largest = largest->a(), call.largest_weight = largest->b();
+  }
   const ConvAxis* const rows = transposed ? nullptr : &g.h;
   const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, call.largest)
                                             : ChannelsLast(from, plan.groups, rows);

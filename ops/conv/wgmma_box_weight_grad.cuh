@@ -33,7 +33,7 @@ struct BoxGradArguments {
   BoxGradPlan plan;
   CUtensorMap x_map, y_maps[kMaxPlanes];
   float* parts;
-  const unsigned* largest;                         // of x and y, where these are scaled
+  const unsigned *largest_x, *largest_y;           // where these are scaled
   int groups, ci, co, kernel_w, y_channels, rows;  // as in WgmmaWeightGradArguments
   int split_tiles, stages;
 };
@@ -118,7 +118,7 @@ struct BoxGradKernel {
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    await_previous();
+    await_previous<false>();
     if (warpgroup >= kWarpgroups) {
       if constexpr (kTakesRegisters) leave_registers<40>();
       const int warp = (threadIdx.x - kConsumers) / 32;
@@ -253,7 +253,7 @@ struct BoxGradKernel {
         (static_cast<std::int64_t>(blockIdx.y) * call.groups + work.group) * call.rows * call.ci + ci;
     float inverse[2] = {1, 1};
     if constexpr (Math::kScaled)
-      inverse[0] = inverse_scale_of(call.largest[0]), inverse[1] = inverse_scale_of(call.largest[1]);
+      inverse[0] = inverse_scale_of(*call.largest_x), inverse[1] = inverse_scale_of(*call.largest_y);
 #pragma unroll
     for (int atom = 0; atom < kAtoms; ++atom) {
       const BoxGradPlan::Atom at = p.atom(work, unit, atom);
@@ -312,12 +312,16 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   const DeviceScope scope(w.device());
   const BoxPlan& planes = p.planes;
   std::optional<Largest> largest;
-  if constexpr (Math::kScaled) call.largest = largest.emplace(x, y).data();
-  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int index) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, call.largest + index)
+  if constexpr (Math::kScaled) {
+    largest.emplace(x, y);
+    call.largest_x = largest->a(), call.largest_y = largest->b();
+  }
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const unsigned* magnitude) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude)
                          : ChannelsLast(images, planes.groups, rows);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, 0), y_images = images_of(y, &g.h, 1);
+  const ChannelsLast x_images = images_of(x, nullptr, call.largest_x),
+                     y_images = images_of(y, &g.h, call.largest_y);
   const int groups = kParts * planes.groups;
   call.x_map =
       image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);

@@ -20,7 +20,7 @@ using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
 /// read once more, and where these copy nothing, twice, and written.
 inline double halves_clocks(const Tensor& images, int parts) {
   const double bytes = 2 * parts + (images.layout() == Layout::nchw ? 0 : 8);
-  return static_cast<double>(images.count()) * bytes / 1700 + 11000;
+  return static_cast<double>(images.count()) * bytes / 1700 + 8000;
 }
 
 template <class Math>

@@ -1,0 +1,56 @@
+// Copies of operands in the forms that kernels read, kept for calls that read the same tensors: both
+// gradients of a layer read its result's gradient.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <tapedeck/core/tensor.h>
+
+namespace tapedeck {
+
+/// What a copy is of its tensor: `parts` numbers of `bytes` of each element, or none but their largest
+/// magnitude; channels in `groups`; and of an axis of rows those of some phases, a bit for each in `rows`.
+struct OperandForm {
+  int parts = 0, bytes = 0, groups = 0;
+  unsigned rows = 0;
+  friend bool operator==(const OperandForm&, const OperandForm&) = default;
+};
+
+/// While one lives, its thread keeps the copies that kernels make of operands, and uses them again. Nobody
+/// may write these operands meanwhile.
+class OperandCopies {
+ public:
+  OperandCopies() : outer_(current_) { current_ = this; }
+  ~OperandCopies() { current_ = outer_; }
+  OperandCopies(const OperandCopies&) = delete;
+  OperandCopies& operator=(const OperandCopies&) = delete;
+
+  /// The bytes of a kept copy, or nothing.
+  static std::shared_ptr<void> find(const Tensor& source, const OperandForm& form) {
+    if (current_ != nullptr) {
+      for (const Copy& c : current_->copies_)
+        if (c.form == form && c.source.raw() == source.raw() && c.source.dtype() == source.dtype() &&
+            c.source.layout() == source.layout() && c.source.shape() == source.shape())
+          return c.bytes;
+    }
+    return nullptr;
+  }
+  /// Keeps a copy, and its source so that its place in memory does not become another tensor's.
+  static void keep(const Tensor& source, const OperandForm& form, const std::shared_ptr<void>& bytes) {
+    if (current_ != nullptr) current_->copies_.push_back({source, form, bytes});
+  }
+
+ private:
+  struct Copy {
+    Tensor source;
+    OperandForm form;
+    std::shared_ptr<void> bytes;
+  };
+
+  static inline thread_local OperandCopies* current_ = nullptr;
+  OperandCopies* outer_;
+  std::vector<Copy> copies_;
+};
+
+}  // namespace tapedeck
