@@ -23,8 +23,7 @@ struct Conv2d final : Op {
 
   Tensors forward(OpContext& c, const Tensors& in) override {
     check_negative_slope(name(), negative_slope_);
-    const bool rectifies = negative_slope_ != 1;
-    if (rectifies) c.save_output(0);
+    if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
     const auto& [g, layout] = call_;
@@ -32,8 +31,7 @@ struct Conv2d final : Op {
     Tensor x = Tensor::empty(g.x_shape(), {y.dtype(), y.device(), g.batched ? layout : Layout::nchw});
     if (x.count() > 0) {
       TAPEDECK_KERNEL(x.device(), conv2d)
-      (g, images(y, layout), in[1].to(Layout::nchw), in[2], images(x, layout));
-      if (rectifies) TAPEDECK_KERNEL(x.device(), rectify)(x, negative_slope_);
+      (g, images(y, layout), in[1].to(Layout::nchw), in[2], images(x, layout), negative_slope_);
     }
     return {x};
   }

@@ -20,8 +20,7 @@ struct ConvTranspose2d final : Op {
 
   Tensors forward(OpContext& c, const Tensors& in) override {
     check_negative_slope(name(), negative_slope_);
-    const bool rectifies = negative_slope_ != 1;
-    if (rectifies) c.save_output(0);
+    if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
     const auto& [g, layout] = call_;
@@ -29,8 +28,7 @@ struct ConvTranspose2d final : Op {
     Tensor y = Tensor::empty(g.y_shape(), {x.dtype(), x.device(), g.batched ? layout : Layout::nchw});
     if (y.count() > 0) {
       TAPEDECK_KERNEL(y.device(), conv_transpose2d)
-      (g, images(x, layout), in[1].to(Layout::nchw), in[2], images(y, layout));
-      if (rectifies) TAPEDECK_KERNEL(y.device(), rectify)(y, negative_slope_);
+      (g, images(x, layout), in[1].to(Layout::nchw), in[2], images(y, layout), negative_slope_);
     }
     return {y};
   }

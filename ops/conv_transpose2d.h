@@ -27,17 +27,17 @@ Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Siz
                                       const ConvTranspose2dOptions& options = {});
 
 namespace cpu {
-/// y = bias + x (transposed-convolved with) w. Layouts of x and y are free; w and bias are row-major; bias
-/// may be undefined.
+/// y = bias + x (transposed-convolved with) w, rectified. Layouts of x and y are free; w and bias are
+/// row-major; bias may be undefined.
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y);
+                      const Tensor& y, double negative_slope = 1);
 /// w = the sum over images and positions of x times y.
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w);
 }  // namespace cpu
 namespace cu {
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y);
+                      const Tensor& y, double negative_slope = 1);
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w);
 }  // namespace cu

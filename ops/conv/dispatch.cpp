@@ -14,6 +14,7 @@
 #include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/rectify.h>
 
 namespace tapedeck {
 
@@ -162,17 +163,25 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
 }  // namespace
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y) {
+                      const Tensor& y, double negative_slope) {
   const ConvPath path = choose(g, Direction::transposed, y.dtype(), y.layout());
-  if (path == ConvPath::reference) return reference::conv_transpose2d(g, x, w, bias, y);
-  convolve(path, Direction::transposed, g, x, w, bias, y);
+  if (path == ConvPath::reference) {
+    reference::conv_transpose2d(g, x, w, bias, y);
+  } else {
+    convolve(path, Direction::transposed, g, x, w, bias, y);
+  }
+  if (negative_slope != 1) rectify(y, negative_slope);
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-            const Tensor& x) {
+            const Tensor& x, double negative_slope) {
   const ConvPath path = choose(g, Direction::plain, x.dtype(), y.layout());
-  if (path == ConvPath::reference) return reference::conv2d(g, y, w, bias, x);
-  convolve(path, Direction::plain, g, y, w, bias, x);
+  if (path == ConvPath::reference) {
+    reference::conv2d(g, y, w, bias, x);
+  } else {
+    convolve(path, Direction::plain, g, y, w, bias, x);
+  }
+  if (negative_slope != 1) rectify(x, negative_slope);
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

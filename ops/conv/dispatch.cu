@@ -5,6 +5,7 @@
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
@@ -110,8 +111,9 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
 }  // namespace
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y) {
+                      const Tensor& y, double negative_slope) {
   const ConvAlgorithm algorithm = choose_map(g, true, x, y);
+  bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
     if (algorithm == ConvAlgorithm::depthwise) {
@@ -124,15 +126,21 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
                                         : strip_transposed(g, x, w, bias, y);
     }
     if constexpr (Math::kParts > 0) {
-      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y);
+      if (algorithm == ConvAlgorithm::wgmma) {
+        const bool whole = conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y, negative_slope);
+        rectified = rectified || whole;
+        return;
+      }
     }
     conv_gemm::map<Math>(g, true, x, w, bias, y);
   });
+  if (!rectified) rectify(y, negative_slope);
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-            const Tensor& x) {
+            const Tensor& x, double negative_slope) {
   const ConvAlgorithm algorithm = choose_map(g, false, y, x);
+  bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
     if (algorithm == ConvAlgorithm::depthwise) {
@@ -142,10 +150,15 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
     if (algorithm == ConvAlgorithm::direct) return direct(g, false, y, w, bias, x);
     if (algorithm == ConvAlgorithm::strip) return strip_plain(g, y, w, bias, x);
     if constexpr (Math::kParts > 0) {
-      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x);
+      if (algorithm == ConvAlgorithm::wgmma) {
+        const bool whole = conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x, negative_slope);
+        rectified = rectified || whole;
+        return;
+      }
     }
     conv_gemm::map<Math>(g, false, y, w, bias, x);
   });
+  if (!rectified) rectify(x, negative_slope);
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

@@ -17,10 +17,11 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
 
 /// Whether the next two run on a device. wgmma.cu.
 bool has_wgmma(Device device);
-/// The same by Hopper's instructions, for Tf32, Tf32x3 and Half. wgmma_choice.cuh.
+/// The same by Hopper's instructions, for Tf32, Tf32x3 and Half. Whether `to` is rectified, too: negative
+/// results multiplied by the slope. wgmma_choice.cuh.
 template <class Math>
-void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to);
+bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to, double negative_slope);
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 

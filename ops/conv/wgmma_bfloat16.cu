@@ -3,8 +3,8 @@
 
 namespace tapedeck::cu::conv_gemm {
 
-template void wgmma_map<Half<bfloat16>>(const ConvTranspose2dGeometry&, bool, const Tensor&, const Tensor&,
-                                        const Tensor&, const Tensor&);
+template bool wgmma_map<Half<bfloat16>>(const ConvTranspose2dGeometry&, bool, const Tensor&, const Tensor&,
+                                        const Tensor&, const Tensor&, double);
 template void wgmma_weight_grad<Half<bfloat16>>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
                                                 const Tensor&);
 

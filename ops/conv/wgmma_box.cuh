@@ -52,6 +52,7 @@ struct BoxArguments {
   const char* packed;
   const unsigned *largest, *largest_weight;  // of what is read and of the weights, where these are scaled
   const void* bias;
+  float negative_slope;  // of the results
   void* to;
   float* parts;  // of splits, if there are several
   ImageStrides to_strides;
@@ -358,7 +359,12 @@ struct BoxKernel {
     return at.image < tile.images && at.row < tile.rows && at.column < tile.columns;
   }
 
-  /// Adds the bias, and writes a warpgroup's results.
+  /// A sum with its bias as a Rectifier has it (ops/rectifier.h).
+  __device__ __forceinline__ static float rectified(const BoxArguments& call, float sum) {
+    const float below = call.negative_slope == 0 ? 0.0f : sum * call.negative_slope;
+    return sum <= 0 ? below : sum;
+  }
+  /// Adds the bias, and writes a warpgroup's results, rectified.
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
                                float* staged, const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
@@ -382,7 +388,8 @@ struct BoxKernel {
           const PlaceOfResult at = places[place(k + e)];
           if (!exists(tile, at) || mine >= p.to_channels) continue;
           Value* const result = to + at.offset + mine;
-          const float x = sums[k + e] + bias[0], y = sums[k + 2 + e] + bias[1];
+          const float x = rectified(call, sums[k + e] + bias[0]),
+                      y = rectified(call, sums[k + 2 + e] + bias[1]);
           if (call.pairs) {
             *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(x), convert<Value>(y)};
           } else {
@@ -403,9 +410,9 @@ struct BoxKernel {
         const int k = (pass * (kStagedPlaces / 8) + i) * 4, column = i * 8 + lane % 4 * 2;
         if (k >= kSums) break;
         *reinterpret_cast<float2*>(rows + lane / 4 * kStagedPitch + column) =
-            make_float2(sums[k] + bias[0], sums[k + 1] + bias[0]);
+            make_float2(rectified(call, sums[k] + bias[0]), rectified(call, sums[k + 1] + bias[0]));
         *reinterpret_cast<float2*>(rows + (lane / 4 + 8) * kStagedPitch + column) =
-            make_float2(sums[k + 2] + bias[1], sums[k + 3] + bias[1]);
+            make_float2(rectified(call, sums[k + 2] + bias[1]), rectified(call, sums[k + 3] + bias[1]));
       }
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
@@ -446,7 +453,8 @@ struct BoxKernel {
         for (int e = 0; e < 2; ++e) {
           *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
                                              channel(0) * sizeof(Value)) = {
-              convert<Value>(sums[k + e] + bias[0]), convert<Value>(sums[k + 2 + e] + bias[1])};
+              convert<Value>(rectified(call, sums[k + e] + bias[0])),
+              convert<Value>(rectified(call, sums[k + 2 + e] + bias[1]))};
         }
       synchronise_warpgroup();
 #pragma unroll
@@ -543,7 +551,8 @@ struct BoxKernel {
           call.bias == nullptr
               ? 0.0f
               : convert<float>(static_cast<const Value*>(call.bias)[tile.group * p.to_channels + c]);
-      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k] + start);
+      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] =
+          convert<Value>(rectified(call, sums[k] + start));
     }
   }
 };
@@ -672,7 +681,8 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
 /// wgmma_map() by a choice.
 template <class Math>
 void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& plan, const BoxChoice& choice,
-             const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
+             const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to,
+             double negative_slope) {
   using T = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
   const DeviceScope scope(to.device());
@@ -692,6 +702,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p
           image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
                     plan.plane_w(j), call.tile);
   call.bias = bias.defined() ? bias.raw() : nullptr;
+  call.negative_slope = static_cast<float>(negative_slope);
   call.to = to.raw();
   call.to_strides = ImageStrides(to.strides());
   const auto neighbours = [&](int elements) {

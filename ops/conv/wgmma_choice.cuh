@@ -24,8 +24,8 @@ inline double halves_clocks(const Tensor& images, int parts) {
 }
 
 template <class Math>
-void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to) {
+bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+               const Tensor& bias, const Tensor& to, double negative_slope) {
   const ConvAlgorithm forced = conv_algorithm();
   const Plan plan(g, transposed, sizeof(typename Math::Element));
   const WindowsChoice<Math> windows(plan);
@@ -44,13 +44,14 @@ void wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
     const double estimate = half_choice.clocks + halves_clocks(from, Halves::kOperandParts);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
     if (half_choice.places > 0 && (best || forced == ConvAlgorithm::halves))
-      return box_map<Halves>(g, transposed, halves, half_choice, from, w, bias, to);
+      return box_map<Halves>(g, transposed, halves, half_choice, from, w, bias, to, negative_slope), true;
   }
   if constexpr (Math::kParts == 1) {
     if (box_choice.places > 0 && (box_choice.clocks < windows.clocks || forced == ConvAlgorithm::boxes))
-      return box_map<Math>(g, transposed, boxes, box_choice, from, w, bias, to);
+      return box_map<Math>(g, transposed, boxes, box_choice, from, w, bias, to, negative_slope), true;
   }
   windows_map<Math>(g, transposed, plan, windows, from, w, bias, to);
+  return false;
 }
 
 template <class Math>
