@@ -146,6 +146,36 @@ TEST_F(CudaConv, ThinLayers) {
   }
 }
 
+// A power of two as slope: rounding before and after it is the same.
+TEST_F(CudaConv, BoxesRectifyWhatTheyWrite) {
+  struct Layer {
+    Shape x, w;
+  };
+  for (const Layer& layer : {Layer{{5, 64, 13, 14}, {64, 72, 4, 4}}, Layer{{5, 33, 12, 12}, {33, 35, 4, 4}},
+                             Layer{{1, 512, 6, 6}, {512, 64, 4, 4}}}) {
+    for (ConvAlgorithm algorithm : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
+      for (DType dtype : {DType::float32, DType::bfloat16}) {
+        for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+          for (Precision precision : {Precision::highest, Precision::high}) {
+            SCOPED_TRACE(concat(layer.x, " ", algorithm, " ", dtype, " ", layout));
+            set_conv_algorithm(algorithm);
+            set_float32_precision(precision);
+            const auto tensor = [&](const Shape& shape) { return randn(shape).to(kCuda).to(dtype); };
+            const Tensor x = tensor(layer.x).to(layout), w = tensor(layer.w), b = tensor({layer.w[1]});
+            const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
+            const Tensor y = conv_transpose2d(x, w, b, options).tensor();
+            for (double slope : {0.0, 0.25}) {
+              const Tensor expected = (slope == 0 ? relu(y) : leaky_relu(y, slope)).tensor();
+              const Tensor rectified = conv_transpose2d(x, w, b, options, slope).tensor();
+              EXPECT_EQ(rectified.to_vector<float>(), expected.to_vector<float>()) << slope;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // Every width of a kernel over boxes, in both layouts; what is not written stays NaN.
 TEST_F(CudaConv, BoxesOfAllWidths) {
   for (std::int64_t size : {7, 10, 13, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100}) {
