@@ -46,6 +46,7 @@ inline const LayerCase kLayerCases[] = {
      {2, 40, 7, 19},
      {40, 1, 3, 3},
      {.stride = 2, .padding = 1, .output_padding = 1, .groups = 40}},
+    {"depthwise narrow", {3, 6, 11, 24}, {6, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 6}},
     {"depthwise tall", {3, 16, 70, 5}, {16, 1, 3, 3}, {.padding = 1, .groups = 16}},
     {"strips of eights",
      {2, 32, 11, 70},

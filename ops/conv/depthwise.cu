@@ -233,7 +233,7 @@ bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, Layout fr
 void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to) {
   const DeviceScope scope(to.device());
-  if (!transposed && depthwise_rows(g, from, w, bias, to)) return;
+  if (depthwise_rows(g, transposed, from, w, bias, to)) return;
   DepthwiseArguments call = arguments_of(g, transposed, to.dtype());
   call.plan.from = conv_gemm::ImageStrides(from.strides());
   call.plan.to = conv_gemm::ImageStrides(to.strides());

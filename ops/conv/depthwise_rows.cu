@@ -1,20 +1,21 @@
-// Gradients of depthwise convolutions of common sizes, in nchw, without shared memory.
+// Depthwise convolutions of common sizes, in nchw, without shared memory.
 //
-//   gx[n, c, i] = sum over taps k: y[n, c, o(i, k)] * w[c, k]
-//   gw[c, k] = sum over n and the pixels i of x: x[n, c / multiplier, i] * y[n, c, o(i, k)]
+//   y[n, c, o] = bias[c] + sum over taps k that meet o: x[n, c / multiplier, i(o, k)] * w[c, k]  its
+//   gradients: gx[n, c, i] = sum over taps k: y[n, c, o(i, k)] * w[c, k] gw[c, k] = sum over n and the pixels
+//   i of x: x[n, c / multiplier, i] * y[n, c, o(i, k)]
 //
-// A thread has 16 bytes of a row of y, which are the windows of a few neighbouring pixels of x but for
-// columns that the threads beside it have: those come by shuffles. It goes down a plane, and rows of y that
-// the next pixels meet again stay in registers:
+// A thread has 16 bytes of a row of y and the pixels of x that belong to them; columns that the threads
+// beside it have come by shuffles. It goes down a plane, and rows that the next pixels meet again stay in
+// registers:
 //
 //   lane     l-1      |  l              |  l+1           stride 2, kernel 4, padding 1
 //   y row    ...    d | a'  b'  c'  d'  | a'' ...        pixels 2l: d a' b' c', 2l+1: b' c' d' a''
 //
-// While a step's rows are multiplied, the next step's are on their way. The first and last lane only have
-// columns for their neighbours. What bounds it is the memory: on an H200, 256 channels of 56x56 from 112x112,
-// 0.135 and 0.13 ms (89 and 93% of a copy's bandwidth; 0.22 and 0.26 through shared memory), in bfloat16 0.11
-// and 0.14 ms. Threads' sums of gw are added in a fixed order, and so are the blocks', by a
-// second kernel.
+// While a step's rows are multiplied, the next step's are on their way. 32, 16 or 8 lanes share a row, of
+// which the first and last only have columns for their neighbours. What bounds it is the memory: on an H200,
+// 256 channels of 56x56 from 112x112, 0.135 and 0.13 ms (89 and 93% of a copy's bandwidth; 0.22 and 0.26
+// through shared memory), in bfloat16, with 32 lanes for 14 vectors, 0.11 and 0.14 ms. Threads' sums of gw
+// are added in a fixed order, and so are the blocks', by a second kernel.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -26,15 +27,16 @@ namespace tapedeck::cu {
 
 namespace {
 
-constexpr int kBlock = 256, kWarps = kBlock / 32, kLanes = 30;  // kLanes: of a warp, that have pixels
+constexpr int kBlock = 256, kWarps = kBlock / 32;
 
 struct Arguments {
   const void *x, *y, *w, *bias;  // of gx, x is written
   float* parts;
   int n, channels, multiplier;  // channels of y
   int in_h, in_w, out_h, out_w;
-  int tiles_w, strip, strips;  // rows of x of an item
-  std::int64_t items;          // of gx: all; of gw: of a channel
+  int tiles_w, rows, strip, strips;  // steps of all and of an item
+  int lanes;                         // that share an item
+  std::int64_t items;                // of gw: of a channel; else all
   int splits;
 };
 
@@ -50,8 +52,8 @@ struct Windows {
 
   /// `y`: this lane's columns in row 0 of the plane, if `exists`; `row`: the first that the first pixel
   /// meets.
-  __device__ __forceinline__ Windows(const T* y, bool exists, int row, int height, int width)
-      : y_(y), exists_(exists), row_(row), height_(height), width_(width) {
+  __device__ __forceinline__ Windows(const T* y, bool exists, int row, int height, int width, int lanes)
+      : y_(y), exists_(exists), row_(row), height_(height), width_(width), lanes_(lanes) {
     Pack<T, kOwn> first[kCarried > 0 ? kCarried : 1];
 #pragma unroll
     for (int i = 0; i < kCarried; ++i) first[i] = load();
@@ -91,45 +93,47 @@ struct Windows {
 #pragma unroll
     for (int i = 0; i < kNew; ++i) next_[i] = load();
   }
-  __device__ __forceinline__ static void widen(const Pack<T, kOwn>& pack, float (&row)[kColumns]) {
+  __device__ __forceinline__ void widen(const Pack<T, kOwn>& pack, float (&row)[kColumns]) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) row[P + i] = convert<float>(pack.values[i]);
 #pragma unroll
-    for (int i = 0; i < P; ++i) row[i] = __shfl_up_sync(0xffffffffu, row[kOwn + i], 1);
+    for (int i = 0; i < P; ++i) row[i] = __shfl_up_sync(0xffffffffu, row[kOwn + i], 1, lanes_);
 #pragma unroll
-    for (int i = 0; i < kRight; ++i) row[P + kOwn + i] = __shfl_down_sync(0xffffffffu, row[P + i], 1);
+    for (int i = 0; i < kRight; ++i) row[P + kOwn + i] = __shfl_down_sync(0xffffffffu, row[P + i], 1, lanes_);
   }
 
   const T* y_;
   bool exists_;
-  int row_, height_, width_;
+  int row_, height_, width_, lanes_;
   Pack<T, kOwn> next_[kNew];
 };
 
-/// What a warp goes down: rows [begin, end) of x of a column tile of a plane.
+/// What the lanes of an item go down: steps [begin, end), each a row of x or S rows of y, of a column tile of
+/// a plane, or nothing.
 struct Item {
-  __device__ Item(const Arguments& a, std::int64_t index) {
+  __device__ Item(const Arguments& a, std::int64_t index) : exists(index < a.items) {
+    if (!exists) index = 0;
     const int tile = static_cast<int>(index % a.tiles_w);
     index /= a.tiles_w;
     const int strip = static_cast<int>(index % a.strips);
     plane = index / a.strips;
     begin = strip * a.strip;
-    end = min(a.in_h, begin + a.strip);
-    lane = static_cast<int>(threadIdx.x) % 32;
-    column = tile * kLanes + lane - 1;
+    end = exists ? min(a.rows, begin + a.strip) : begin;
+    const int lane = static_cast<int>(threadIdx.x) % a.lanes;
+    column = tile * (a.lanes - 2) + lane - 1;
+    inner = exists && lane > 0 && lane < a.lanes - 1;
   }
   std::int64_t plane;
-  int begin, end, lane;
-  int column;  // in units of a lane's pixels
+  int begin, end;
+  int column;          // in units of a lane's pixels
+  bool exists, inner;  // whether this lane has pixels
 };
 
 template <class T, int K, int S, int P>
 __global__ void __launch_bounds__(kBlock, 2) depthwise_rows_kernel(const __grid_constant__ Arguments a) {
   using Rows = Windows<T, K, S, P>;
   constexpr int kPixels = Rows::kPixels;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (index >= a.items) return;
-  const Item item(a, index);
+  const Item item(a, std::int64_t{blockIdx.x} * (kBlock / a.lanes) + threadIdx.x / a.lanes);
   const int channel = static_cast<int>(item.plane % a.channels);
   float weights[K][K];
 #pragma unroll
@@ -141,10 +145,11 @@ __global__ void __launch_bounds__(kBlock, 2) depthwise_rows_kernel(const __grid_
   const T* const y = static_cast<const T*>(a.y) + item.plane * a.out_h * a.out_w + item.column * Rows::kOwn;
   T* x = static_cast<T*>(const_cast<void*>(a.x)) + (item.plane * a.in_h + item.begin) * a.in_w +
          item.column * kPixels;
-  const bool in_row = item.column >= 0 && item.column * Rows::kOwn < a.out_w;
-  const bool writes = item.lane > 0 && item.lane <= kLanes && item.column * kPixels < a.in_w;
-  Rows windows(y, in_row, item.begin * S - P, a.out_h, a.out_w);
-  for (int row = item.begin; row < item.end; row += Rows::kResults) {
+  const bool in_row = item.exists && item.column >= 0 && item.column * Rows::kOwn < a.out_w;
+  const bool writes = item.inner && item.column * kPixels < a.in_w;
+  Rows windows(y, in_row, item.begin * S - P, a.out_h, a.out_w, a.lanes);
+  // As many steps for all lanes of a warp.
+  for (int row = item.begin; row < item.begin + a.strip; row += Rows::kResults) {
     windows.next();
 #pragma unroll
     for (int r = 0; r < Rows::kResults; ++r, x += a.in_w) {
@@ -162,6 +167,97 @@ __global__ void __launch_bounds__(kBlock, 2) depthwise_rows_kernel(const __grid_
   }
 }
 
+/// Output S*a + r meets tap k, of these with r + P - k a multiple of S, at input a + (r + P - k) / S. The
+/// lowest of (r + P - k) / S and the highest:
+template <int K, int S, int P>
+constexpr int reach(bool high) {
+  int most = 0;
+  for (int r = 0; r < S; ++r)
+    for (int k = 0; k < K; ++k) {
+      const int input = (r + P - k) / S;
+      if ((r + P - k) % S == 0 && (high ? input > most : input < most)) most = input;
+    }
+  return most;
+}
+
+template <class T, int K, int S, int P>
+__global__ void __launch_bounds__(kBlock, 3)
+    depthwise_rows_forward_kernel(const __grid_constant__ Arguments a) {
+  constexpr int kPixels = Windows<T, K, S, P>::kPixels, kOwn = kPixels * S;
+  constexpr int kLow = reach<K, S, P>(false), kHigh = reach<K, S, P>(true), kRows = kHigh - kLow + 1;
+  constexpr int kLeft = -kLow, kColumns = kPixels + kRows - 1, kAhead = 2;
+  static_assert(kLeft <= kPixels && kHigh <= kPixels);
+  const Item item(a, std::int64_t{blockIdx.x} * (kBlock / a.lanes) + threadIdx.x / a.lanes);
+  const int channel = static_cast<int>(item.plane % a.channels);
+  float weights[K][K];
+#pragma unroll
+  for (int k = 0; k < K * K; ++k) {
+    weights[k / K][k % K] =
+        convert<float>(static_cast<const T*>(a.w)[static_cast<std::int64_t>(channel) * (K * K) + k]);
+  }
+  const float start = a.bias == nullptr ? 0.0f : convert<float>(static_cast<const T*>(a.bias)[channel]);
+  const std::int64_t image = item.plane / a.channels;
+  const T* const x = static_cast<const T*>(a.x) +
+                     (image * (a.channels / a.multiplier) + channel / a.multiplier) * a.in_h * a.in_w +
+                     item.column * kPixels;
+  T* y = static_cast<T*>(const_cast<void*>(a.y)) + (item.plane * a.out_h + item.begin * S) * a.out_w +
+         item.column * kOwn;
+  const bool in_row = item.exists && item.column >= 0 && item.column * kPixels < a.in_w,
+             writes = item.inner && item.column * kOwn < a.out_w;
+  int next_row = item.begin + kLow;
+  const auto load = [&] {
+    Pack<T, kPixels> pack = {};
+    if (in_row && static_cast<unsigned>(next_row) < static_cast<unsigned>(a.in_h)) {
+      pack = *reinterpret_cast<const Pack<T, kPixels>*>(x + next_row * a.in_w);
+    }
+    ++next_row;
+    return pack;
+  };
+  float rows[kRows][kColumns];
+  const auto widen = [&](const Pack<T, kPixels>& pack, float(&row)[kColumns]) {
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) row[kLeft + i] = convert<float>(pack.values[i]);
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) row[i] = __shfl_up_sync(0xffffffffu, row[kPixels + i], 1, a.lanes);
+#pragma unroll
+    for (int i = 0; i < kHigh; ++i)
+      row[kLeft + kPixels + i] = __shfl_down_sync(0xffffffffu, row[kLeft + i], 1, a.lanes);
+  };
+  Pack<T, kPixels> next[kAhead];
+#pragma unroll
+  for (int i = 0; i < kRows - 1; ++i) widen(load(), rows[i + 1]);
+#pragma unroll
+  for (Pack<T, kPixels>& pack : next) pack = load();
+    // As many steps for all lanes of a warp; a strip is of steps, of S rows of y.
+#pragma unroll 2
+  for (int row = item.begin; row < item.begin + a.strip; ++row) {
+#pragma unroll
+    for (int i = 0; i + 1 < kRows; ++i)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) rows[i][c] = rows[i + 1][c];
+    widen(next[0], rows[kRows - 1]);
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) next[i] = next[i + 1];
+    next[kAhead - 1] = load();
+#pragma unroll
+    for (int r = 0; r < S; ++r, y += a.out_w) {
+      Pack<T, kOwn> result;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) {
+        float sum = start;
+#pragma unroll
+        for (int k = 0; k < K * K; ++k) {
+          const int h = r + P - k / K, w = c % S + P - k % K;
+          if (h % S != 0 || w % S != 0) continue;
+          sum += rows[h / S - kLow][c / S + w / S - kLow] * weights[k / K][k % K];
+        }
+        result.values[c] = convert<T>(sum);
+      }
+      if (writes && row < item.end && row * S + r < a.out_h) *reinterpret_cast<Pack<T, kOwn>*>(y) = result;
+    }
+  }
+}
+
 template <class T, int K, int S, int P>
 __global__ void __launch_bounds__(kBlock, 2)
     depthwise_rows_weight_grad_kernel(const __grid_constant__ Arguments a) {
@@ -172,27 +268,28 @@ __global__ void __launch_bounds__(kBlock, 2)
             split = static_cast<int>(blockIdx.x) / a.channels;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float sums[K * K] = {};
-  for (std::int64_t index = split * kWarps + warp; index < a.items; index += a.splits * kWarps) {
-    const Item item(a, index);  // whose planes are images
+  const int of_block = kBlock / a.lanes, mine = static_cast<int>(threadIdx.x) / a.lanes;
+  for (std::int64_t first = split * of_block; first < a.items; first += a.splits * of_block) {
+    const Item item(a, first + mine);  // whose planes are images
     const T* const y = static_cast<const T*>(a.y) + (item.plane * a.channels + channel) * a.out_h * a.out_w +
                        item.column * Rows::kOwn;
     const T* x =
         static_cast<const T*>(a.x) +
         ((item.plane * (a.channels / a.multiplier) + channel / a.multiplier) * a.in_h + item.begin) * a.in_w +
         item.column * kPixels;
-    const bool in_row = item.column >= 0 && item.column * Rows::kOwn < a.out_w;
-    const bool reads = item.lane > 0 && item.lane <= kLanes && item.column * kPixels < a.in_w;
+    const bool in_row = item.exists && item.column >= 0 && item.column * Rows::kOwn < a.out_w;
+    const bool reads = item.inner && item.column * kPixels < a.in_w;
     const auto load_x = [&](int row) {
       Pack<T, kPixels> pack = {};
       if (reads && row < item.end) pack = *reinterpret_cast<const Pack<T, kPixels>*>(x);
       x += a.in_w;
       return pack;
     };
-    Rows windows(y, in_row, item.begin * S - P, a.out_h, a.out_w);
+    Rows windows(y, in_row, item.begin * S - P, a.out_h, a.out_w, a.lanes);
     Pack<T, kPixels> next[Rows::kResults];
 #pragma unroll
     for (int r = 0; r < Rows::kResults; ++r) next[r] = load_x(item.begin + r);
-    for (int row = item.begin; row < item.end; row += Rows::kResults) {
+    for (int row = item.begin; row < item.begin + a.strip; row += Rows::kResults) {
       float values[Rows::kResults][kPixels];
 #pragma unroll
       for (int r = 0; r < Rows::kResults; ++r) {
@@ -249,19 +346,30 @@ bool visit_type(DType dtype, F f) {
   return false;
 }
 
-/// The arguments that both gradients share; items are those of one image and channel.
+/// Arguments of `planes` of `rows` steps, items without a channel.
 template <class Rows>
-Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes) {
+Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, std::int64_t rows) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   Arguments a{};
   a.n = narrow(g.n), a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
   a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
-  a.tiles_w = narrow(ceil_div(g.w.in, Rows::kPixels * kLanes));
+  // As few lanes as possible without pixels.
+  const std::int64_t units =
+      std::max(ceil_div(g.w.in, Rows::kPixels), ceil_div(g.w.out, Rows::kOwn));  // of lanes
+  std::int64_t least = 0;
+  for (int lanes : {32, 16, 8}) {
+    const std::int64_t all = ceil_div(units, lanes - 2) * lanes;
+    if (least > 0 && all >= least) continue;
+    least = all;
+    a.lanes = lanes;
+  }
+  a.tiles_w = narrow(ceil_div(units, a.lanes - 2));
   // Strips no shorter than leaves 32 warps for each of an H100's multiprocessors.
-  const std::int64_t wanted = ceil_div(132 * 32, planes * a.tiles_w);
-  a.strip = narrow(std::max<std::int64_t>(8, ceil_div(g.h.in, wanted)));
+  const std::int64_t wanted = ceil_div(132 * 32 * (32 / a.lanes), planes * a.tiles_w);
+  a.strip = narrow(std::max<std::int64_t>(8, ceil_div(rows, wanted)));
   a.strip = narrow(ceil_div(a.strip, Rows::kResults) * Rows::kResults);
-  a.strips = narrow(ceil_div(g.h.in, a.strip));
+  a.strips = narrow(ceil_div(rows, a.strip));
+  a.rows = narrow(rows);
   return a;
 }
 
@@ -277,18 +385,24 @@ bool is_aligned(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
 
 }  // namespace
 
-bool depthwise_rows(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-                    const Tensor& x) {
+bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+                    const Tensor& bias, const Tensor& to) {
+  const Tensor &x = transposed ? from : to, &y = transposed ? to : from;
   return visit_sizes(g, [&]<int K, int S, int P>() {
     return visit_type(x.dtype(), [&]<class T>() {
       using Rows = Windows<T, K, S, P>;
       if (!is_aligned<T, Rows>(g, x, y)) return false;
-      Arguments a = arguments_of<Rows>(g, g.n * g.ci);
+      const std::int64_t planes = g.n * (transposed ? g.co : g.ci);
+      Arguments a = arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in);
       a.x = x.raw(), a.y = y.raw(), a.w = w.raw();
       a.bias = bias.defined() ? bias.raw() : nullptr;
-      a.items = g.n * g.ci * a.tiles_w * a.strips;
-      depthwise_rows_kernel<T, K, S, P>
-          <<<grid_size("conv", ceil_div(a.items, kWarps)), kBlock, 0, stream_of(x.device())>>>(a);
+      a.items = planes * a.tiles_w * a.strips;
+      const unsigned blocks = grid_size("conv", ceil_div(a.items, kBlock / a.lanes));
+      if (transposed) {
+        depthwise_rows_forward_kernel<T, K, S, P><<<blocks, kBlock, 0, stream_of(x.device())>>>(a);
+      } else {
+        depthwise_rows_kernel<T, K, S, P><<<blocks, kBlock, 0, stream_of(x.device())>>>(a);
+      }
       check_launch("conv: depthwise");
       return true;
     });
@@ -301,12 +415,12 @@ bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& 
     return visit_type(w.dtype(), [&]<class T>() {
       using Rows = Windows<T, K, S, P>;
       if (!is_aligned<T, Rows>(g, x, y)) return false;
-      Arguments a = arguments_of<Rows>(g, g.n * g.co);
+      Arguments a = arguments_of<Rows>(g, g.n * g.co, g.h.in);
       a.x = x.raw(), a.y = y.raw();
       a.items = g.n * a.tiles_w * a.strips;
       // Some six blocks for each of an H100's multiprocessors.
       a.splits = static_cast<int>(
-          std::clamp<std::int64_t>(ceil_div(132 * 6, a.channels), 1, ceil_div(a.items, kWarps)));
+          std::clamp<std::int64_t>(ceil_div(132 * 6, a.channels), 1, ceil_div(a.items, kBlock / a.lanes)));
       const Workspace<float> parts(w.device(), a.splits * w.count());
       a.parts = parts.data();
       depthwise_rows_weight_grad_kernel<T, K, S, P>

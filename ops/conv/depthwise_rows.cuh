@@ -1,5 +1,5 @@
-// Depthwise convolutions of common sizes: gradients in nchw, rows of y in registers (depthwise_rows.cu); all
-// three with channels last, rows in a ring in shared memory (depthwise_ring.cu).
+// Depthwise convolutions of common sizes: in nchw with rows in registers (depthwise_rows.cu), with channels
+// last with rows in a ring in shared memory (depthwise_ring.cu).
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -7,9 +7,9 @@
 
 namespace tapedeck::cu {
 
-/// Computes conv2d as depthwise() does, where it can: the result is whether it did.
-bool depthwise_rows(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-                    const Tensor& x);
+/// Computes what depthwise() does, where it can: the result is whether it did.
+bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+                    const Tensor& bias, const Tensor& to);
 /// The same for depthwise_weight_grad().
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
