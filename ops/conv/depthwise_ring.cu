@@ -4,10 +4,11 @@
 //   gx[n, i, c] = sum over taps k: y[n, o(i, k), c] * w[c, k]
 //   gw[c, k] = sum over n and the pixels i of x: x[n, i, c] * y[n, o(i, k), c]
 //
-// The work is to read and write memory once, so what counts are the bytes that are on their way. A block has
-// kChannels channels and a column of x for each of its warps, and goes down rows of x. Groups of rows come
-// through a ring of stages, zeros outside the image: while one row of x is computed, those of the next are on
-// their way. A thread has two channels and their weights in registers.
+// The work is to read and write memory once, so what counts are the bytes that are on their way, and few
+// instructions. A block has 256 bytes of channels and one or two columns of x for each of its warps, and goes
+// down rows of x. Groups of rows come through a ring of stages, zeros outside the image: while one row of x
+// is computed, those of the next are on their way. A thread has 8 bytes of channels and their weights in
+// registers; gradients of two columns share what they read.
 //
 //   stage    | rows of group a: column 0: channels 0 1 2 ... | column 1: ... |     stride 2, kernel 4:
 //   stage+1  | of a+1                                                        |     x's row a meets groups
@@ -26,25 +27,62 @@ namespace {
 using conv_gemm::ImageStrides;
 using conv_strip::commit_copies;
 using conv_strip::copy_or_zero;
-using conv_strip::load_two;
 using conv_strip::shared_address;
 using conv_strip::wait_for_copies;
 
-constexpr int kChannels = 64, kMostWarps = 16;
+constexpr int kMostWarps = 8, kAhead = 3;  // kAhead: groups of rows on their way
+template <class T>
+inline constexpr int kVector = 8 / static_cast<int>(sizeof(T));  // channels of a thread
+template <class T>
+inline constexpr int kChannels = 32 * kVector<T>;  // of a block
+
+/// A thread's channels.
+template <int V>
+struct Vector {
+  float values[V] = {};
+  __device__ __forceinline__ void add(const Vector& a, const Vector& b) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) values[v] += a.values[v] * b.values[v];
+  }
+};
+template <class T>
+using VectorOf = Vector<kVector<T>>;
+template <class T>
+__device__ __forceinline__ VectorOf<T> load_vector(unsigned address) {
+  std::uint32_t words[2];
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address));
+  if constexpr (sizeof(T) == 4) {
+    return {__uint_as_float(words[0]), __uint_as_float(words[1])};
+  } else {
+    VectorOf<T> x;
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const std::uint32_t word = words[v / 2];
+      if constexpr (std::is_same_v<T, bfloat16>) {
+        x.values[v] = __uint_as_float(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
+      } else {
+        x.values[v] = convert<float>(
+            __builtin_bit_cast(T, static_cast<unsigned short>(v % 2 == 0 ? word : word >> 16)));
+      }
+    }
+    return x;
+  }
+}
 
 struct Arguments {
   const void *x, *y, *w, *bias;  // x or y is written, or neither
   float* parts;
   ImageStrides x_strides, y_strides;
   int channels, in_h, in_w, out_h, out_w;
-  int columns, tiles_w, blocks;  // columns of a step of a block; tiles of them; blocks of channels
-  int rows, strip, strips;       // steps: of all, of an item, items of an image and a tile
-  int items, splits;             // of a block of channels; blocks that share them
+  int warps, columns, tiles_w, blocks;  // of a block; columns of its steps; tiles of them; blocks of channels
+  int rows, strip, strips;              // steps: of all, of an item, items of an image and a tile
+  int items, splits;                    // of a block of channels; blocks that share them
 };
 
 /// Kernel K, stride S, padding P in both axes: which rows a step needs, as groups that come one a step.
 template <int K, int S, int P>
-struct Gradient {  // of y's rows; a step is a row of x
+struct Gradient {                     // of y's rows; a step is a row of x
+  static constexpr int kColumns = 2;  // of x, of a thread
   static constexpr int kRows = S, kGroups = (K + S - 1) / S;
   static constexpr int kFirst = -P;                                                    // row of group 0
   TAPEDECK_HD static constexpr int columns(int steps) { return (steps - 1) * S + K; }  // of y
@@ -63,13 +101,14 @@ constexpr int reach(bool high) {
 }
 template <int K, int S, int P>
 struct Forward {  // of x's rows; a step is S rows of y
+  static constexpr int kColumns = 1;
   static constexpr int kRows = 1, kFirst = reach<K, S, P>(false), kGroups = reach<K, S, P>(true) - kFirst + 1;
   TAPEDECK_HD static constexpr int columns(int steps) { return steps + kGroups - 1; }  // of x
   /// Whether output r meets tap k in group h or column h of a step.
   TAPEDECK_HD static constexpr bool meets(int r, int k, int h) { return r + P - k == (h + kFirst) * S; }
 };
 
-/// Rows of pixels of kChannels channels to shared memory.
+/// Rows of pixels of a block's channels to shared memory.
 template <class T>
 class BlockCopy {
  public:
@@ -92,7 +131,7 @@ class BlockCopy {
       const bool exists = static_cast<unsigned>(h) < static_cast<unsigned>(height_) &&
                           static_cast<unsigned>(w) < static_cast<unsigned>(width_);
       copy_or_zero<16>(
-          to + static_cast<unsigned>((row * columns + column) * kChannels + piece_) * sizeof(T),
+          to + static_cast<unsigned>((row * columns + column) * kChannels<T> + piece_) * sizeof(T),
           from + static_cast<std::int64_t>(h) * stride_h_ + static_cast<std::int64_t>(w) * stride_w_ + piece_,
           exists);
       column += step_;
@@ -100,7 +139,7 @@ class BlockCopy {
   }
 
  private:
-  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPieces = kChannels / kElements;
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPieces = kChannels<T> / kElements;
   int piece_, first_, step_, height_, width_, stride_h_, stride_w_;
 };
 
@@ -120,9 +159,9 @@ struct Item {
 template <class T, class Rows, bool kExtra>
 class Ring {
  public:
-  static constexpr int kAhead = sizeof(T) == 4 ? 3 : 5, kStages = Rows::kGroups + kAhead;
+  static constexpr int kStages = Rows::kGroups + kAhead;
   TAPEDECK_HD static int stage_bytes(int columns) {
-    return (Rows::kRows * Rows::columns(columns) + (kExtra ? columns : 0)) * kChannels *
+    return (Rows::kRows * Rows::columns(columns) + (kExtra ? columns : 0)) * kChannels<T> *
            static_cast<int>(sizeof(T));
   }
 
@@ -159,29 +198,25 @@ class Ring {
   int bytes_, next_, end_, to_ = 0, now_ = -1;
 };
 
+/// This thread's channels, from the block's on, and its warp.
 template <class T>
-__device__ __forceinline__ void write_two(T* to, float2 x) {
-  Pack<T, 2> pack;
-  pack.values[0] = convert<T>(x.x), pack.values[1] = convert<T>(x.y);
-  *reinterpret_cast<Pack<T, 2>*>(to) = pack;
-}
-
-/// This thread's two channels, from the block's on, and its column.
 struct Place {
   __device__ explicit Place(const Arguments& a)
-      : block(static_cast<int>(blockIdx.x) % a.blocks * kChannels),
-        two(static_cast<int>(threadIdx.x) % 32 * 2),
+      : block(static_cast<int>(blockIdx.x) % a.blocks * kChannels<T>),
+        first(static_cast<int>(threadIdx.x) % 32 * kVector<T>),
         warp(static_cast<int>(threadIdx.x) / 32),
-        exists(block + two < a.channels) {}
-  template <class T, int N>
-  __device__ __forceinline__ void read_weights(const void* w, float2 (&weights)[N]) const {
+        exists(block + first < a.channels) {}
+  /// Of [channel][N] numbers.
+  template <int N>
+  __device__ __forceinline__ void read(const void* from, VectorOf<T> (&to)[N]) const {
+    if (from == nullptr || !exists) return;
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const T* const of_channel = static_cast<const T*>(w) + (block + two) * N + k;
-      weights[k] = exists ? float2{convert<float>(of_channel[0]), convert<float>(of_channel[N])} : float2{};
-    }
+    for (int k = 0; k < N; ++k)
+#pragma unroll
+      for (int v = 0; v < kVector<T>; ++v)
+        to[k].values[v] = convert<float>(static_cast<const T*>(from)[(block + first + v) * N + k]);
   }
-  int block, two, warp;
+  int block, first, warp;
   bool exists;
 };
 
@@ -191,49 +226,52 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     depthwise_ring_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ uint4 shared[];
   using Rows = std::conditional_t<kBackward, Gradient<K, S, P>, Forward<K, S, P>>;
-  constexpr int kOut = kBackward ? 1 : S;  // results of a thread of a step, squared
-  const Place place(a);
+  constexpr int kColumns = Rows::kColumns;
+  constexpr int kOut = kBackward ? 1 : S, kIn = kBackward ? S : 1;  // results and inputs of a step, squared
+  constexpr int kWindow = Rows::columns(kColumns);
+  const Place<T> place(a);
   const ImageStrides &from_strides = kBackward ? a.y_strides : a.x_strides,
                      &to_strides = kBackward ? a.x_strides : a.y_strides;
   const int to_h = kBackward ? a.in_h : a.out_h, to_w = kBackward ? a.in_w : a.out_w;
   const BlockCopy<T> copy(a.channels - place.block, kBackward ? a.out_h : a.in_h,
                           kBackward ? a.out_w : a.in_w, from_strides);
-  float2 weights[K * K], bias{};
-  place.read_weights<T>(a.w, weights);
-  if (a.bias != nullptr && place.exists) {
-    const T* const of_channel = static_cast<const T*>(a.bias) + place.block + place.two;
-    bias = {convert<float>(of_channel[0]), convert<float>(of_channel[1])};
-  }
+  VectorOf<T> weights[K * K], bias[1];
+  place.read(a.w, weights);
+  place.read(a.bias, bias);
   const Item item(a, static_cast<int>(blockIdx.x) / a.blocks);
-  const int columns = Rows::columns(a.columns), column_step = kBackward ? S : 1;
+  const int columns = Rows::columns(a.columns);
   const T* const from =
       static_cast<const T*>(kBackward ? a.y : a.x) + item.image * from_strides.n + place.block;
   const auto copy_group = [&](unsigned to, int group) {
-    copy.start(to, from, group * Rows::kRows + Rows::kFirst, Rows::kRows,
-               item.column * column_step + Rows::kFirst, columns);
+    copy.start(to, from, group * Rows::kRows + Rows::kFirst, Rows::kRows, item.column * kIn + Rows::kFirst,
+               columns);
   };
-  const int x = item.column + place.warp;
+  const int x = item.column + place.warp * kColumns;
   T* const to = static_cast<T*>(const_cast<void*>(kBackward ? a.x : a.y)) + item.image * to_strides.n +
-                static_cast<std::int64_t>(x) * kOut * to_strides.w + place.block + place.two;
-  const unsigned mine = static_cast<unsigned>(place.warp * column_step * kChannels + place.two) * sizeof(T);
-  constexpr unsigned kPixel = kChannels * sizeof(T);
+                static_cast<std::int64_t>(x) * kOut * to_strides.w + place.block + place.first;
+  constexpr unsigned kPixel = kChannels<T> * sizeof(T);
+  const unsigned mine = static_cast<unsigned>(place.warp * kColumns * kIn) * kPixel +
+                        static_cast<unsigned>(place.first) * sizeof(T);
 
   Ring<T, Rows, false> ring(shared_address(shared), a.columns, item.begin, item.end, copy_group);
   for (int row = item.begin; row < item.end; ++row) {
     ring.advance(copy_group);
-    float2 sums[kOut][kOut];
+    VectorOf<T> sums[kColumns][kOut][kOut];
 #pragma unroll
-    for (auto& of_row : sums)
-#pragma unroll
-      for (float2& sum : of_row) sum = bias;
+    for (int i = 0; i < kColumns * kOut * kOut; ++i)
+      sums[i / (kOut * kOut)][i / kOut % kOut][i % kOut] = bias[0];
     if constexpr (kBackward) {
 #pragma unroll
       for (int kh = 0; kh < K; ++kh) {
         const unsigned at = ring.stage(kh / S) + mine + kh % S * columns * kPixel;
 #pragma unroll
-        for (int kw = 0; kw < K; ++kw) {
-          const float2 value = load_two<T>(at + kw * kPixel), weight = weights[kh * K + kw];
-          sums[0][0].x += value.x * weight.x, sums[0][0].y += value.y * weight.y;
+        for (int w = 0; w < kWindow; ++w) {
+          const VectorOf<T> value = load_vector<T>(at + w * kPixel);
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            const int kw = w - c * S;
+            if (kw >= 0 && kw < K) sums[c][0][0].add(value, weights[kh * K + kw]);
+          }
         }
       }
     } else {
@@ -241,30 +279,28 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       for (int h = 0; h < Rows::kGroups; ++h) {
         const unsigned at = ring.stage(h) + mine;
 #pragma unroll
-        for (int w = 0; w < Rows::kGroups; ++w) {
-          const float2 value = load_two<T>(at + w * kPixel);
+        for (int w = 0; w < kWindow; ++w) {
+          const VectorOf<T> value = load_vector<T>(at + w * kPixel);
 #pragma unroll
-          for (int kh = 0; kh < K; ++kh)
+          for (int k = 0; k < K * K; ++k)
 #pragma unroll
-            for (int kw = 0; kw < K; ++kw)
-#pragma unroll
-              for (int r = 0; r < S * S; ++r) {
-                if (!Rows::meets(r / S, kh, h) || !Rows::meets(r % S, kw, w)) continue;
-                const float2 weight = weights[kh * K + kw];
-                float2& sum = sums[r / S][r % S];
-                sum.x += value.x * weight.x, sum.y += value.y * weight.y;
-              }
+            for (int r = 0; r < S * S; ++r) {
+              if (Rows::meets(r / S, k / K, h) && Rows::meets(r % S, k % K, w))
+                sums[0][r / S][r % S].add(value, weights[k]);
+            }
         }
       }
     }
 #pragma unroll
-    for (int h = 0; h < kOut; ++h)
+    for (int i = 0; i < kColumns * kOut * kOut; ++i) {
+      const int c = i / (kOut * kOut), h = i / kOut % kOut, w = i % kOut;
+      if (!place.exists || row * kOut + h >= to_h || (x + c) * kOut + w >= to_w) continue;
+      Pack<T, kVector<T>> pack;
 #pragma unroll
-      for (int w = 0; w < kOut; ++w) {
-        if (!place.exists || row * kOut + h >= to_h || x * kOut + w >= to_w) continue;
-        write_two(to + static_cast<std::int64_t>(row * kOut + h) * to_strides.h + w * to_strides.w,
-                  sums[h][w]);
-      }
+      for (int v = 0; v < kVector<T>; ++v) pack.values[v] = convert<T>(sums[c][h][w].values[v]);
+      *reinterpret_cast<Pack<T, kVector<T>>*>(to + static_cast<std::int64_t>(row * kOut + h) * to_strides.h +
+                                              (c * kOut + w) * to_strides.w) = pack;
+    }
   }
 }
 
@@ -273,15 +309,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     depthwise_ring_weight_grad_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ uint4 shared[];
   using Rows = Gradient<K, S, P>;
-  const Place place(a);
+  constexpr int kColumns = Rows::kColumns, kWindow = Rows::columns(kColumns);
+  const Place<T> place(a);
   const BlockCopy<T> copy_y(a.channels - place.block, a.out_h, a.out_w, a.y_strides),
       copy_x(a.channels - place.block, a.in_h, a.in_w, a.x_strides);
   const int columns = Rows::columns(a.columns), split = static_cast<int>(blockIdx.x) / a.blocks;
-  constexpr unsigned kPixel = kChannels * sizeof(T);
-  const unsigned x_at = S * columns * kPixel,
-                 mine = static_cast<unsigned>(place.warp * S * kChannels + place.two) * sizeof(T),
-                 mine_of_x = x_at + static_cast<unsigned>(place.warp * kChannels + place.two) * sizeof(T);
-  float2 sums[K * K] = {};
+  constexpr unsigned kPixel = kChannels<T> * sizeof(T);
+  const unsigned x_at = S * columns * kPixel, first = static_cast<unsigned>(place.first) * sizeof(T),
+                 mine = static_cast<unsigned>(place.warp * kColumns * S) * kPixel + first,
+                 mine_of_x = x_at + static_cast<unsigned>(place.warp * kColumns) * kPixel + first;
+  VectorOf<T> sums[K * K];
   for (int index = split; index < a.items; index += a.splits) {
     const Item item(a, index);
     const T* const x = static_cast<const T*>(a.x) + item.image * a.x_strides.n + place.block;
@@ -295,37 +332,44 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     Ring<T, Rows, true> ring(shared_address(shared), a.columns, item.begin, item.end, copy_group);
     for (int row = item.begin; row < item.end; ++row) {
       ring.advance(copy_group);
-      const float2 value = load_two<T>(ring.stage(0) + mine_of_x);
+      VectorOf<T> values[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) values[c] = load_vector<T>(ring.stage(0) + mine_of_x + c * kPixel);
 #pragma unroll
       for (int kh = 0; kh < K; ++kh) {
         const unsigned at = ring.stage(kh / S) + mine + kh % S * columns * kPixel;
 #pragma unroll
-        for (int kw = 0; kw < K; ++kw) {
-          const float2 other = load_two<T>(at + kw * kPixel);
-          float2& sum = sums[kh * K + kw];
-          sum.x += value.x * other.x, sum.y += value.y * other.y;
+        for (int w = 0; w < kWindow; ++w) {
+          const VectorOf<T> value = load_vector<T>(at + w * kPixel);
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            const int kw = w - c * S;
+            if (kw >= 0 && kw < K) sums[kh * K + kw].add(value, values[c]);
+          }
         }
       }
     }
     wait_for_copies<0>();
   }
 
-  // Warps' sums are added in order: [channel][tap].
+  // Warps' sums are added in order: [tap][channel].
   float* const of_block = reinterpret_cast<float*>(shared);
-  for (int turn = 0; turn < a.columns; ++turn) {
+  for (int turn = 0; turn < a.warps; ++turn) {
     __syncthreads();
     if (turn != place.warp) continue;
 #pragma unroll
-    for (int k = 0; k < K * K; ++k) {
-      float* const to = of_block + place.two * (K * K) + k;
-      to[0] = turn == 0 ? sums[k].x : to[0] + sums[k].x;
-      to[K * K] = turn == 0 ? sums[k].y : to[K * K] + sums[k].y;
-    }
+    for (int k = 0; k < K * K; ++k)
+#pragma unroll
+      for (int v = 0; v < kVector<T>; ++v) {
+        float& to = of_block[k * kChannels<T> + place.first + v];
+        to = turn == 0 ? sums[k].values[v] : to + sums[k].values[v];
+      }
   }
   __syncthreads();
   float* const parts = a.parts + (static_cast<std::int64_t>(split) * a.channels + place.block) * (K * K);
-  const int count = min(kChannels, a.channels - place.block) * (K * K);
-  for (int e = threadIdx.x; e < count; e += blockDim.x) parts[e] = of_block[e];
+  const int count = min(kChannels<T>, a.channels - place.block) * (K * K);
+  for (int e = threadIdx.x; e < count; e += blockDim.x)
+    parts[e] = of_block[e % (K * K) * kChannels<T> + e / (K * K)];
 }
 
 /// Calls f with K, S and P of a geometry and a type, if there are kernels for them.
@@ -356,6 +400,7 @@ bool visit(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, F
 }
 
 /// `rows` and `columns` of steps.
+template <class T, class Rows>
 Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, std::int64_t rows,
                        std::int64_t columns) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
@@ -365,13 +410,23 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   a.y_strides = ImageStrides(y.strides());
   a.channels = narrow(g.co);
   a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
-  a.tiles_w = narrow(ceil_div(columns, kMostWarps));
-  a.columns = narrow(ceil_div(columns, a.tiles_w));
-  a.blocks = narrow(ceil_div(g.co, kChannels));
+  const std::int64_t warps = ceil_div(columns, Rows::kColumns);
+  a.tiles_w = narrow(ceil_div(warps, kMostWarps));
+  a.warps = narrow(ceil_div(warps, a.tiles_w));
+  a.columns = a.warps * Rows::kColumns;
+  a.tiles_w = narrow(ceil_div(columns, a.columns));
+  a.blocks = narrow(ceil_div(g.co, kChannels<T>));
   a.rows = narrow(rows);
-  // Strips no shorter than leave two blocks for each of an H100's multiprocessors.
-  const std::int64_t wanted = ceil_div(132 * 2, g.n * a.tiles_w * a.blocks);
-  a.strip = narrow(std::max(ceil_div(rows, wanted), std::min<std::int64_t>(rows, 8)));
+  // Strips that give an H100's multiprocessors equal work, with two blocks each: the fewest rows that one of
+  // them goes down, and some more for its first to come.
+  std::int64_t fewest = 0;
+  for (std::int64_t strips = 1; strips <= rows; ++strips) {
+    const std::int64_t strip = ceil_div(rows, strips),
+                       all = ceil_div(g.n * a.tiles_w * a.blocks * strips, 264) * (strip + Rows::kGroups + 3);
+    if (fewest > 0 && all >= fewest) continue;
+    fewest = all;
+    a.strip = narrow(strip);
+  }
   a.strips = narrow(ceil_div(rows, a.strip));
   a.items = narrow(g.n * a.strips * a.tiles_w);
   return a;
@@ -380,7 +435,7 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const 
 template <class Kernel>
 void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, Device device) {
   conv_gemm::allow_shared_memory(kernel, bytes);
-  kernel<<<grid_size("conv", blocks * a.blocks), static_cast<unsigned>(a.columns * 32),
+  kernel<<<grid_size("conv", blocks * a.blocks), static_cast<unsigned>(a.warps * 32),
            static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
   check_launch("conv: depthwise");
 }
@@ -391,18 +446,18 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
                     const Tensor& bias, const Tensor& to) {
   const Tensor &x = transposed ? from : to, &y = transposed ? to : from;
   return visit(g, x, y, [&]<class T, int K, int S, int P>() {
-    Arguments a = transposed ? arguments_of(g, x, y, ceil_div(g.h.out, S), ceil_div(g.w.out, S))
-                             : arguments_of(g, x, y, g.h.in, g.w.in);
-    a.w = w.raw();
-    a.bias = bias.defined() ? bias.raw() : nullptr;
+    const auto run = [&]<class Rows, bool kBackward>(std::int64_t rows, std::int64_t columns) {
+      Arguments a = arguments_of<T, Rows>(g, x, y, rows, columns);
+      a.w = w.raw();
+      a.bias = bias.defined() ? bias.raw() : nullptr;
+      using R = Ring<T, Rows, false>;
+      launch(depthwise_ring_kernel<T, K, S, P, kBackward>, a, a.items, R::kStages * R::stage_bytes(a.columns),
+             to.device());
+    };
     if (transposed) {
-      using R = Ring<T, Forward<K, S, P>, false>;
-      launch(depthwise_ring_kernel<T, K, S, P, false>, a, a.items, R::kStages * R::stage_bytes(a.columns),
-             to.device());
+      run.template operator()<Forward<K, S, P>, false>(ceil_div(g.h.out, S), ceil_div(g.w.out, S));
     } else {
-      using R = Ring<T, Gradient<K, S, P>, false>;
-      launch(depthwise_ring_kernel<T, K, S, P, true>, a, a.items, R::kStages * R::stage_bytes(a.columns),
-             to.device());
+      run.template operator()<Gradient<K, S, P>, true>(g.h.in, g.w.in);
     }
   });
 }
@@ -410,13 +465,14 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w) {
   return visit(g, x, y, [&]<class T, int K, int S, int P>() {
-    Arguments a = arguments_of(g, x, y, g.h.in, g.w.in);
+    using Rows = Gradient<K, S, P>;
+    Arguments a = arguments_of<T, Rows>(g, x, y, g.h.in, g.w.in);
     a.splits = static_cast<int>(std::min<std::int64_t>(a.items, std::max(1, 264 / a.blocks)));
     const Workspace<float> parts(w.device(), a.splits * w.count());
     a.parts = parts.data();
-    using R = Ring<T, Gradient<K, S, P>, true>;
+    using R = Ring<T, Rows, true>;
     launch(depthwise_ring_weight_grad_kernel<T, K, S, P>, a, a.splits,
-           std::max(R::kStages * R::stage_bytes(a.columns), kChannels * K * K * 4), w.device());
+           std::max(R::kStages * R::stage_bytes(a.columns), kChannels<T> * K * K * 4), w.device());
     add_parts<T>(a.parts, a.splits, w);
   });
 }

@@ -1,4 +1,4 @@
-// Sums that several blocks have made, added in order.
+// Sums that several blocks have made, added in an order that does not depend on the device.
 #pragma once
 
 #include <tapedeck/core/convert.h>
@@ -6,18 +6,35 @@
 
 namespace tapedeck::cu {
 
+/// to[i] = the sum over s of parts[s * count + i]. 8 threads share the parts of an element, so that many
+/// loads are under way; their sums are added in order.
+template <class T, class V>
+__global__ void __launch_bounds__(256)
+    add_parts_kernel(const V* parts, std::int64_t splits, T* to, std::int64_t count) {
+  constexpr int kSlices = 8;
+  __shared__ V sums[kSlices][32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
+  const std::int64_t i = std::int64_t{blockIdx.x} * 32 + lane;
+  V sum = 0;
+  if (i < count) {
+#pragma unroll 8
+    for (std::int64_t s = slice; s < splits; s += kSlices) sum += parts[s * count + i];
+  }
+  sums[slice][lane] = sum;
+  __syncthreads();
+  if (slice > 0 || i >= count) return;
+#pragma unroll
+  for (int k = 1; k < kSlices; ++k) sum += sums[k][lane];
+  to[i] = convert<T>(sum);
+}
+
 /// w = the sum of `splits` tensors of its size, one after another from `parts` on.
 template <class T, class V>
 void add_parts(const V* parts, std::int64_t splits, const Tensor& w) {
-  T* const to = static_cast<T*>(w.raw());
-  const std::int64_t count = w.count();
-  for_each("conv: sum of parts", w.device(), count, [=] __device__(std::int64_t i) {
-    V sum = parts[i];
-    // There are few threads: many loads of each are under way.
-#pragma unroll 16
-    for (std::int64_t s = 1; s < splits; ++s) sum += parts[s * count + i];
-    to[i] = convert<T>(sum);
-  });
+  if (w.count() == 0) return;
+  add_parts_kernel<<<grid_size("conv: sum of parts", ceil_div(w.count(), 32)), 256, 0,
+                     stream_of(w.device())>>>(parts, splits, static_cast<T*>(w.raw()), w.count());
+  check_launch("conv: sum of parts");
 }
 
 }  // namespace tapedeck::cu
