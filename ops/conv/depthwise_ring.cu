@@ -13,6 +13,10 @@
 //   stage    | rows of group a: column 0: channels 0 1 2 ... | column 1: ... |     stride 2, kernel 4:
 //   stage+1  | of a+1                                                        |     x's row a meets groups
 //   ...      | of a+2, ... on their way                                      |     a and a+1 of y
+//
+// On an H200, 256 channels of 56x56 and 112x112, forward, gx and gw: 0.177, 0.137 and 0.125 ms (68, 88 and
+// 96% of a copy's bandwidth), in bfloat16 0.127, 0.085 and 0.086 (47, 70 and 70%). With 4 bytes of channels a
+// thread and one column: 0.17, 0.15 and 0.18, and 0.12, 0.11 and 0.17. Instructions bound it.
 #include <algorithm>
 
 #include <tapedeck/core/launch.cuh>

@@ -1,8 +1,8 @@
 // Depthwise convolutions of common sizes, in nchw, without shared memory.
 //
-//   y[n, c, o] = bias[c] + sum over taps k that meet o: x[n, c / multiplier, i(o, k)] * w[c, k]  its
-//   gradients: gx[n, c, i] = sum over taps k: y[n, c, o(i, k)] * w[c, k] gw[c, k] = sum over n and the pixels
-//   i of x: x[n, c / multiplier, i] * y[n, c, o(i, k)]
+//   y[n, c, o] = bias[c] + sum over taps k that meet o: x[n, c / multiplier, i(o, k)] * w[c, k]
+//   gx[n, c, i] = sum over taps k: y[n, c, o(i, k)] * w[c, k]
+//   gw[c, k] = sum over n and the pixels i of x: x[n, c / multiplier, i] * y[n, c, o(i, k)]
 //
 // A thread has 16 bytes of a row of y and the pixels of x that belong to them; columns that the threads
 // beside it have come by shuffles. It goes down a plane, and rows that the next pixels meet again stay in
@@ -12,10 +12,12 @@
 //   y row    ...    d | a'  b'  c'  d'  | a'' ...        pixels 2l: d a' b' c', 2l+1: b' c' d' a''
 //
 // While a step's rows are multiplied, the next step's are on their way. 32, 16 or 8 lanes share a row, of
-// which the first and last only have columns for their neighbours. What bounds it is the memory: on an H200,
-// 256 channels of 56x56 from 112x112, 0.135 and 0.13 ms (89 and 93% of a copy's bandwidth; 0.22 and 0.26
-// through shared memory), in bfloat16, with 32 lanes for 14 vectors, 0.11 and 0.14 ms. Threads' sums of gw
-// are added in a fixed order, and so are the blocks', by a second kernel.
+// which the first and last only have columns for their neighbours. Threads' sums of gw are added in a fixed
+// order, and so are the blocks', by a second kernel.
+//
+// What bounds it is the memory: on an H200, 256 channels of 56x56 and 112x112, gx 0.136 and gw 0.131 ms (88
+// and 92% of a copy's bandwidth; 0.22 and 0.26 through shared memory), in bfloat16 0.101 forward, 0.080 and
+// 0.096 (60, 75 and 63%; 0.146, 0.108 and 0.145 with 32 lanes for 14 vectors, forward through shared memory).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -391,7 +393,8 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
   return visit_sizes(g, [&]<int K, int S, int P>() {
     return visit_type(x.dtype(), [&]<class T>() {
       using Rows = Windows<T, K, S, P>;
-      if (!is_aligned<T, Rows>(g, x, y)) return false;
+      // In float32 the forward is faster through shared memory: 0.145 instead of 0.156 ms (H200).
+      if (!is_aligned<T, Rows>(g, x, y) || (transposed && sizeof(T) == 4)) return false;
       const std::int64_t planes = g.n * (transposed ? g.co : g.ci);
       Arguments a = arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in);
       a.x = x.raw(), a.y = y.raw(), a.w = w.raw();
