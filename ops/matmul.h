@@ -11,8 +11,8 @@ namespace tapedeck {
 Variable matmul(const Variable& a, const Variable& b);
 
 /// x times the transpose of weight, plus bias: x [...,in], weight [out,in], bias [out] or undefined; the
-/// result is [...,out]. Negative results are multiplied by `negative_slope`, 0 or more: as leaky_relu() behind
-/// it would, or relu() where it is 0.
+/// result is [...,out]. Negative results are multiplied by `negative_slope`, 0 or more: as leaky_relu()
+/// behind it would, or relu() where it is 0.
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {},
                 double negative_slope = 1);
 
