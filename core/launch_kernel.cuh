@@ -36,7 +36,7 @@ void launch_kernel_with_shared(const char* op, Device device, void (*kernel)(P..
   config.stream = stream_of(device);
   config.attrs = &overlap;
   config.numAttrs = overlaps_launches(device) ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, P(arguments)...), op);
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), op);
 }
 template <class... P, class... A>
 void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,

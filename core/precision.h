@@ -5,7 +5,7 @@ namespace tapedeck {
 
 /// How products of float32 tensors may be computed.
 enum class Precision {
-  highest,  ///< float32 accuracy (tensor cores only where the error stays in float32's class)
+  highest,  ///< float32 accuracy, relative to the largest elements of an operand (ops/conv/scaled_half.cuh)
   high,     ///< operands with TF32's 11 bits, float32 sums
   medium,   ///< bfloat16 operands, float32 sums
 };

@@ -300,6 +300,13 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
                   kStagedBytes + 2 * places * kPlaceBytes,
               kMostSharedBytes);
+          // A warpgroup that leads needs no stage that the other one has to give back.
+          ASSERT_GE(choice.lead, 1);
+          ASSERT_LE(choice.lead, choice.weight_stages);
+          for (int a = 0; a < p.pairs_h(); ++a)
+            for (int b = 0; b < p.pairs_w(); ++b) {
+              if (p.taps(a, b) > 0) ASSERT_LE(count(choice.lead, p.taps(a, b)), choice.box_stages);
+            }
           ASSERT_GE(choice.splits, 1);
           ASSERT_LE(choice.splits, std::max(1, p.planes() * p.chunks));
           ASSERT_GT(choice.tiles, 0);

@@ -193,7 +193,7 @@ TEST(ConvErrors, UnknownAlgorithmsAreNamed) {
   EXPECT_EQ(parse_conv_algorithm("automatic"), ConvAlgorithm::automatic);
   EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),
             "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, winograd, "
-            "depthwise, direct, strip, simt, tensor, wgmma and boxes");
+            "depthwise, direct, strip, simt, tensor, wgmma, boxes and halves");
 }
 
 }  // namespace

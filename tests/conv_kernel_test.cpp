@@ -40,6 +40,7 @@ TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lin
   for (const LayerCase& c :
        {LayerCase{"", {2, 4, 400, 400}, {4, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 4}},
         LayerCase{"", {2, 4, 400, 397}, {4, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
+        LayerCase{"", {8, 128, 56, 56}, {128, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 128}},
         LayerCase{"", {2, 3, 400, 399}, {3, 4, 3, 3}, {.stride = 2}}}) {
     const auto forward = [&](ConvAlgorithm algorithm) {
       manual_seed(3);

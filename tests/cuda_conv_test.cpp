@@ -226,6 +226,8 @@ TEST_F(CudaConv, ScaledHalvesOfAllSizes) {
     const Tensor one = run_scaled(1, 1);
     for (const auto& [of_x, of_w] : {std::pair{0x1p-100, 0x1p+20},
                                      {0x1p+110, 0x1p-60},
+                                     {0x1p+122, 0x1p-100},
+                                     {0x1p-100, 0x1p+120},
                                      {0x1p-50, 0x1p-40},
                                      {0x1p+60, 0x1p+50},
                                      {0x1p-10, 1.0}}) {

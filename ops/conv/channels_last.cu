@@ -186,8 +186,9 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
     for (int r = 0; r < a.stride; ++r) a.phases |= rows->taps(r) > 0 ? 1u << r : 0;
   }
   const bool all_rows = a.phases + 1 == 1u << a.stride;
-  const OperandForm form{kParts, sizeof(typename Split::To), groups,
-                         all_rows ? 0 : a.phases << 8 | static_cast<unsigned>(a.padding % a.stride)};
+  const OperandForm form{
+      kParts, sizeof(typename Split::To), groups,
+      all_rows ? 0 : a.phases << 8 | static_cast<unsigned>(a.stride << 3 | a.padding % a.stride)};
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;

@@ -1,8 +1,8 @@
 // Groups of one channel at stride 2 along w, for nchw tensors: memory is what they cost, so each element of y
 // is loaded or stored once, where it is.
 //
-//   y[n,c,oh,2m+r] = bias[c] + sum over the taps of row oh and of column phase r of x[n,c,ih,m+shift] *
-//   w[c,k]
+//   y[n,c,oh,2m+r] = bias[c]
+//                    + sum over the taps of row oh and of column phase r of x[n,c,ih,m+shift] * w[c,k]
 //
 // Kernels split and join the column phases of y in registers (micro/pairs.inl), and pixels of a row are
 // lanes. In the transposed direction rows of x, which is the smaller, are copied between zeros; the other two
@@ -67,7 +67,8 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
   const std::int64_t copied = band + h.last - h.first, columns = std::min(g.w.in, pitch - kLanes);
   const std::int64_t y_row = g.h.stride * g.w.out, taps = g.h.kernel * g.w.kernel;
   const bool past_caches = y.bytes() >= kStreamBytes;
-  const bool is_aligned = g.w.out % kLanes == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
+  // Kernels store two vectors at once, whole ones past the caches.
+  const bool is_aligned = g.w.out % (2 * kLanes) == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
   const std::int64_t buffered = past_caches && !is_aligned ? band * y_row : 0;
   parallel_for(
       g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row), [&](std::int64_t begin, std::int64_t end) {

@@ -436,6 +436,11 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   return a;
 }
 
+/// Blocks take up to 108 KB of shared memory: Hopper's have them, some others' not.
+bool has_room(Device device) {
+  return conv_gemm::has_wgmma(device);
+}
+
 template <class Kernel>
 void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, Device device) {
   conv_gemm::allow_shared_memory(kernel, bytes);
@@ -448,6 +453,7 @@ void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, 
 
 bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                     const Tensor& bias, const Tensor& to) {
+  if (!has_room(to.device())) return false;
   const Tensor &x = transposed ? from : to, &y = transposed ? to : from;
   return visit(g, x, y, [&]<class T, int K, int S, int P>() {
     const auto run = [&]<class Rows, bool kBackward>(std::int64_t rows, std::int64_t columns) {
@@ -468,6 +474,7 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w) {
+  if (!has_room(w.device())) return false;
   return visit(g, x, y, [&]<class T, int K, int S, int P>() {
     using Rows = Gradient<K, S, P>;
     Arguments a = arguments_of<T, Rows>(g, x, y, g.h.in, g.w.in);

@@ -151,7 +151,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                       if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd(g, direction, a, b, start, out);
-                        if (path == ConvPath::depthwise) {
+                        if (kHasDepthwise && path == ConvPath::depthwise) {
                           return direction == Direction::plain ? depthwise_plain(g, a, b, start, out)
                                                                : depthwise_transposed(g, a, b, start, out);
                         }
@@ -194,7 +194,8 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd_weight_grad(g, a, b, out);
-                        if (path == ConvPath::depthwise) return depthwise_weight_grad(g, a, b, out);
+                        if (kHasDepthwise && path == ConvPath::depthwise)
+                          return depthwise_weight_grad(g, a, b, out);
                       }
                       if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
                       weight_grad<T>(g, a, b, out);

@@ -53,7 +53,8 @@ ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DTyp
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
       from == to && strip_fits(g, transposed, dtype, from)};
   // Channels last, products of tiles need no transposes: what they lack is channels of a group.
-  const bool strips = choice.strip && (from == Layout::nchw || g.groups > 1);
+  // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than some others have.
+  const bool strips = has_wgmma && choice.strip && (from == Layout::nchw || g.groups > 1);
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
@@ -81,7 +82,7 @@ ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, 
       direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
       x == y && strip_weight_grad_fits(g, dtype, x)};
-  const bool strips = choice.strip && (x == Layout::nchw || g.groups > 1);
+  const bool strips = has_wgmma && choice.strip && (x == Layout::nchw || g.groups > 1);
   if (choice.depthwise) {
     choice.natural = ConvAlgorithm::depthwise;
   } else if (choice.direct && thin_weight_grad_fits(g, dtype, x, y)) {
@@ -187,19 +188,17 @@ ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout
                        choose_weight_grad(g, dtype, layout, layout, has_wgmma)};
   e.phases = host.phases, e.empty_phases = host.empty_phases;
   e.flops = host.flops, e.bytes = host.bytes;
-  // Wgmma kernels pack an operand, in two parts at float32's accuracy, or transpose it, and transpose nchw
-  // tensors or make halves of them, two at float32's accuracy.
+  // At most: wgmma kernels copy nchw tensors with channels last, and pack the weight; float32 tensors become
+  // halves, one or two an element, in either layout. Weight gradients copy both images.
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   const auto size = static_cast<double>(size_of(dtype));
   const double x = static_cast<double>(g.x_shape().count()) * size,
                w = static_cast<double>(g.weight_shape().count()) * size,
                y = static_cast<double>(g.y_shape().count()) * size, parts = three ? 2 : 1;
-  const double transposes = layout == Layout::nchw ? 1 : 0;
-  if (e.forward == ConvAlgorithm::wgmma) e.workspace = transposes * x + parts * w;
-  if (e.input_gradient == ConvAlgorithm::wgmma)
-    e.workspace = std::max(e.workspace, transposes * y + parts * w);
-  if (e.weight_gradient == ConvAlgorithm::wgmma)
-    e.workspace = std::max(e.workspace, transposes * y + parts * x);
+  const double copies = layout == Layout::nchw || three ? 1 : dtype == DType::float32 ? 0.5 : 0;
+  if (e.forward == ConvAlgorithm::wgmma) e.workspace = copies * x + parts * w;
+  if (e.input_gradient == ConvAlgorithm::wgmma) e.workspace = std::max(e.workspace, copies * y + parts * w);
+  if (e.weight_gradient == ConvAlgorithm::wgmma) e.workspace = std::max(e.workspace, copies * y + parts * x);
   const double rate = dtype == DType::float64   ? 60e12
                       : dtype != DType::float32 ? 680e12
                                                 : (three ? 267e12 : 680e12);

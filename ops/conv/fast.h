@@ -25,6 +25,11 @@ void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
 
 /// depthwise.cpp. Of float32 where is_depthwise(): groups of one channel at stride 2 along w; x and y nchw.
 bool is_depthwise(const ConvTranspose2dGeometry& g);
+#ifdef TAPEDECK_SMALL
+inline constexpr bool kHasDepthwise = false;  // builds for size leave it out
+#else
+inline constexpr bool kHasDepthwise = true;
+#endif
 void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
                           const Tensor& bias, const Tensor& y);
 void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,

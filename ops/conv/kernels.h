@@ -20,8 +20,8 @@
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
-//                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces; or with
-//                operands gathered for each tap (wgmma_choice.cuh).
+//                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
+//                gradients may take then, too; or with operands gathered for each tap (wgmma_choice.cuh).
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,

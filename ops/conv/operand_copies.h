@@ -10,7 +10,7 @@
 namespace tapedeck {
 
 /// What a copy is of its tensor: `parts` numbers of `bytes` of each element, or none but their largest
-/// magnitude; channels in `groups`; and of an axis of rows those of some phases, a bit for each in `rows`.
+/// magnitude; channels in `groups`; and of an axis of rows all or some phases, as `rows` says.
 struct OperandForm {
   int parts = 0, bytes = 0, groups = 0;
   unsigned rows = 0;

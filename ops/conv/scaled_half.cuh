@@ -4,9 +4,11 @@
 // An operand is scaled by a power of two, such that its largest magnitude comes to lie in [2^14, 2^15), and
 // each element becomes the sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
 //   a*b = (a1 + a2)*(b1 + b2), of which a2*b2 is left out.
-// What is left out of an element is at most 2^-12 or 2^-23 of it, or 2^-40 of the operand's largest
-// magnitude, where float16 has no smaller numbers. Infinities and NaN stay what they are in the first part
-// and do not count as magnitudes: results that see them are not finite.
+// What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 of the operand's largest
+// magnitude, where float16 has no smaller numbers: errors are small beside an operand's largest elements, not
+// beside each element's own size where these differ by more than 2^15. Infinities and NaN stay what they are
+// in the first part and do not count as magnitudes: results that see them are not finite, and of weight
+// gradients also other taps of the channel may not be.
 //
 // As much error as of float32's own sums of products: Ootomo and Yokota, "Recovering single precision
 // accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
@@ -42,14 +44,23 @@ class Largest {
   std::shared_ptr<void> a_, b_;
 };
 
-/// A power of two for an operand whose largest magnitude has these bits, and its inverse. Sums of products
-/// are multiplied by both inverses one after the other: the product of these may not fit.
+/// A power of two for an operand whose largest magnitude has these bits.
 __device__ __forceinline__ float scale_of(unsigned largest) {
   return __uint_as_float((268 - max(largest >> 23, 15u)) << 23);
 }
-__device__ __forceinline__ float inverse_scale_of(unsigned largest) {
-  return __uint_as_float((max(largest >> 23, 15u) - 14) << 23);
-}
+
+/// What takes the scales of two operands from sums of products: two factors of about the same size, so that
+/// nothing on the way is too large or small unless the result is.
+struct InverseScales {
+  __device__ InverseScales(unsigned a, unsigned b) {
+    const int exponent = static_cast<int>(max(a >> 23, 15u) + max(b >> 23, 15u)) - 2 * (127 + 14);
+    const int half = exponent >> 1;  // both -126 to 113
+    first = __uint_as_float(static_cast<unsigned>(127 + half) << 23);
+    second = __uint_as_float(static_cast<unsigned>(127 + exponent - half) << 23);
+  }
+  __device__ float operator()(float sum) const { return sum * first * second; }
+  float first, second;
+};
 
 /// An element's parts.
 template <int kOf>

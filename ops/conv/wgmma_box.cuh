@@ -510,10 +510,9 @@ struct BoxKernel {
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
       if constexpr (Math::kScaled) {
-        const float inverse = inverse_scale_of(*call.largest),
-                    of_weights = inverse_scale_of(*call.largest_weight);
+        const InverseScales unscaled(*call.largest, *call.largest_weight);
 #pragma unroll
-        for (float& x : sums) x = x * inverse * of_weights;
+        for (float& x : sums) x = unscaled(x);
       }
       if (call.splits == 1) {
         write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), sums);

@@ -251,9 +251,13 @@ struct BoxGradKernel {
     float* const part =
         call.parts +
         (static_cast<std::int64_t>(blockIdx.y) * call.groups + work.group) * call.rows * call.ci + ci;
-    float inverse[2] = {1, 1};
-    if constexpr (Math::kScaled)
-      inverse[0] = inverse_scale_of(*call.largest_x), inverse[1] = inverse_scale_of(*call.largest_y);
+    const auto unscaled = [&] {
+      if constexpr (Math::kScaled) {
+        return InverseScales(*call.largest_x, *call.largest_y);
+      } else {
+        return [](float sum) { return sum; };
+      }
+    }();
 #pragma unroll
     for (int atom = 0; atom < kAtoms; ++atom) {
       const BoxGradPlan::Atom at = p.atom(work, unit, atom);
@@ -264,7 +268,7 @@ struct BoxGradKernel {
         const int co = at.y_block * kBlockChannels + k / 4 * 8 + lane % 4 * 2 + k % 2, row = k / 2 % 2 * 8;
         if (co >= call.co || ci + row >= call.ci) continue;
         float* const to = part + (tap * call.y_channels + co) * call.ci + row;
-        const float sum = sums[atom * 32 + k] * inverse[0] * inverse[1];
+        const float sum = unscaled(sums[atom * 32 + k]);
         *to = adds ? *to + sum : sum;
       }
     }

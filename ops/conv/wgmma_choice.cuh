@@ -16,6 +16,14 @@ namespace tapedeck::cu::conv_gemm {
 template <class Math>
 using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
 
+/// Whether the strides of images of halves are 32-bit numbers.
+inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
+  const auto row = [&](std::int64_t columns, std::int64_t channels) {
+    return columns * g.groups * (channels + 8) * parts;
+  };
+  return std::max(row(g.w.in, g.group_ci()), row(g.w.out, g.group_co())) < std::int64_t{1} << 31;
+}
+
 /// About how many clocks it takes to make halves of images, beyond what is copied with any kernel: they are
 /// read once more, and where these copy nothing, twice, and written.
 inline double halves_clocks(const Tensor& images, int parts) {
@@ -43,7 +51,8 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
     half_choice = best_box_choice(halves, Halves::kOperandParts);
     const double estimate = half_choice.clocks + halves_clocks(from, Halves::kOperandParts);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
-    if (half_choice.places > 0 && (best || forced == ConvAlgorithm::halves))
+    if (half_choice.places > 0 && halves_fit(g, Halves::kOperandParts) &&
+        (best || forced == ConvAlgorithm::halves))
       return box_map<Halves>(g, transposed, halves, half_choice, from, w, bias, to, negative_slope), true;
   }
   if constexpr (Math::kParts == 1) {
@@ -62,7 +71,9 @@ void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
   const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= 36;
   const bool forced = conv_algorithm() == (kFloat ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
-  if ((much || forced) && box_weight_grad<std::conditional_t<kFloat, Halves, Math>>(g, x, y, w)) return;
+  const bool fits_boxes = !kFloat || halves_fit(g, Halves::kOperandParts);
+  if ((much || forced) && fits_boxes && box_weight_grad<std::conditional_t<kFloat, Halves, Math>>(g, x, y, w))
+    return;
   gathered_weight_grad<Math>(g, x, y, w);
 }
 

@@ -8,7 +8,7 @@
 // Shared memory is a ring of kStages chunks of A and B, each with two barriers: `full`, when all copies of a
 // chunk have come, and `empty`, when all consumers have multiplied it. While chunk c is multiplied, a
 // consumer waits for c+1 and loads its fragments: two sets of registers take turns. Producers leave registers
-// to consumers. // B comes packed, as wgmma wants it (wgmma.cuh), so that a tile is one contiguous block; for
+// to consumers. B comes packed, as wgmma wants it (wgmma.cuh), so that a tile is one contiguous block; for
 // Tf32x3 as two tiles, large and small parts. Of A the tensor cores cut off what TF32 has no bits for, so the
 // word itself is the large part.
 //

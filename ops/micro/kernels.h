@@ -125,15 +125,15 @@ struct Strided {
 /// Rows of one channel at stride 2 along w: tap j of a row of the kernel takes element m of x to element
 /// 2m + at + j of y, and the pairs' phase r and column m' of y are those of 2m' + r. For i < rows and m <
 /// count:
-///   spread_pairs   to[i,2m + r] = start + the sum over k < tap_rows and j of weights[k,j] * from[i,k,m''],
-///   m''
-///                  that tap j takes there
+///   spread_pairs   to[i,2m + r] = start
+///                  + the sum over k < tap_rows and j of weights[k,j] * from[i,k,m''], m'' that tap j takes
+///                  there
 ///   gather_pairs   to[i,m] = start + the sum over k, j of weights[k,j] * from[i,k,2m + at + j]
 ///   pair_sums      to[j] += the sum over i, m of x[i,m] * from[i,2m + at + j]
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
-/// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
-/// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
-/// There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0.
+/// on; `past_caches` needs rows of results that are whole pairs of vectors and aligned as such. The others
+/// read only the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest
+/// is zeros. There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0.
 constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;
 struct PairTask {
   std::int64_t at, tap_count, tap_rows, tap_row;
