@@ -16,6 +16,14 @@ UnaryCall rectifier_call(double negative_slope) {
   return {negative_slope == 0 ? Unary::relu : Unary::leaky_relu, negative_slope};
 }
 
+Variable channel_sum(const Variable& x, int dim) {
+  std::vector<int> others;
+  for (int d = 0; d < x.rank(); ++d) {
+    if (d != dim) others.push_back(d);
+  }
+  return sum(x, others);
+}
+
 }  // namespace
 
 RectifiedGradients rectified_gradients(const OpContext& context, const Variable& gy, double negative_slope,
@@ -27,21 +35,15 @@ RectifiedGradients rectified_gradients(const OpContext& context, const Variable&
   } else if (rectified) {
     const Tensor &y = context.output(0).tensor(), given = gy.tensor().to(y.layout());
     const Tensor made = Tensor::empty_like(y);
-#ifdef TAPEDECK_CUDA
-    if (biased && y.device().is_cuda()) {
+    if (biased) {
       const Tensor gb = Tensor::empty(context.input_shape(2), context.input_options(2));
-      cu::rectified_gradients(given, y, negative_slope, dim, made, gb);
+      TAPEDECK_KERNEL(y.device(), rectified_gradients)(given, y, negative_slope, dim, made, gb);
       return {made, gb};
     }
-#endif
     TAPEDECK_KERNEL(y.device(), unary_gradient)(rectifier_call(negative_slope), y, given, made);
     gu = made;
   }
-  std::vector<int> others;
-  for (int d = 0; d < gy.rank(); ++d) {
-    if (d != dim) others.push_back(d);
-  }
-  return {gu, biased ? sum(gu, others) : Variable()};
+  return {gu, biased ? channel_sum(gu, dim) : Variable()};
 }
 
 void check_negative_slope(const char* op, double negative_slope) {
@@ -52,6 +54,12 @@ namespace cpu {
 
 void rectify(const Tensor& y, double negative_slope) {
   unary(rectifier_call(negative_slope), y, y);
+}
+
+void rectified_gradients(const Tensor& gy, const Tensor& y, double negative_slope, int dim, const Tensor& gu,
+                         const Tensor& gb) {
+  unary_gradient(rectifier_call(negative_slope), y, gy, gu);
+  gb.copy_(channel_sum(gu, dim).tensor());
 }
 
 }  // namespace cpu

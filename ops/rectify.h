@@ -15,21 +15,24 @@ struct RectifiedGradients {
 };
 
 /// In the backward of an op whose output 0 is y (saved, unless the slope is 1) and whose input 2 is the bias:
-/// in one pass on a GPU unless an outer tape records. `dim` is y's dimension of channels.
+/// in one pass unless an outer tape records. `dim` is y's dimension of channels.
 RectifiedGradients rectified_gradients(const OpContext& context, const Variable& gy, double negative_slope,
                                        int dim);
 
 /// Throws Error under an op's name unless the slope is 0 or more.
 void check_negative_slope(const char* op, double negative_slope);
 
+// y, gy and gu have one layout, and elements.
 namespace cpu {
 /// y[i] = y[i] above 0, else y[i] * negative_slope, and 0 with slope 0.
 void rectify(const Tensor& y, double negative_slope);
+/// gu[i] = gy[i] times the rectifier's derivative, and gb [channels] the sum of gu over all but dimension
+/// `dim`, formed in float64 in a fixed order.
+void rectified_gradients(const Tensor& gy, const Tensor& y, double negative_slope, int dim, const Tensor& gu,
+                         const Tensor& gb);
 }  // namespace cpu
 namespace cu {
 void rectify(const Tensor& y, double negative_slope);
-/// gu[i] = gy[i] times the rectifier's derivative, and gb [channels] the sum of gu over all but dimension
-/// `dim`, formed in float64 in a fixed order. y, gy and gu have one layout, and elements.
 void rectified_gradients(const Tensor& gy, const Tensor& y, double negative_slope, int dim, const Tensor& gu,
                          const Tensor& gb);
 }  // namespace cu

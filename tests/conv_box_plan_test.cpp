@@ -305,7 +305,9 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.lead, choice.weight_stages);
           for (int a = 0; a < p.pairs_h(); ++a)
             for (int b = 0; b < p.pairs_w(); ++b) {
-              if (p.taps(a, b) > 0) ASSERT_LE(count(choice.lead, p.taps(a, b)), choice.box_stages);
+              if (p.taps(a, b) > 0) {
+                ASSERT_LE(count(choice.lead, p.taps(a, b)), choice.box_stages);
+              }
             }
           ASSERT_GE(choice.splits, 1);
           ASSERT_LE(choice.splits, std::max(1, p.planes() * p.chunks));
