@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 words=(cuda_core cuda_memory cuda_streams cuda_profiler cuda_ops cuda_reductions cuda_gradcheck cuda_training cuda_conv
   captured_step device_loader large_tensor train_decoder_cuda examples)
 binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
-# Each is a part of its own of a test of the convolutions, so that a part takes a minute and not an hour.
+# Each is a part of its own of a test of the convolutions: with all of them a test runs out of time.
 algorithms=(reference depthwise direct strip simt tensor wgmma boxes halves automatic)
 # Long, and nothing but repetition to a sanitizer.
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch|HundredReruns|Gradcheck|BehindEvents|TrainDecoder|Examples'

@@ -18,11 +18,13 @@
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
 // thread, in nchw a warp writes 32 places of a channel at once.
 //
-// On an H200, channels last, forward in bfloat16 and TF32 (bench/results/gpu_conv.json): 512 to 256 channels,
-// kernel 4, stride 2: 600 and 310 TFLOP/s; 64 to 64 channels, 3x3: 525 and 260. A box with one tap brings as
-// much as windows do, and is no faster. What mattered: that products of a tap are in line (see
-// Consumer::multiply; 1.15 to 1.4 times as fast); kernels for many numbers of places, as with 256 a quarter
-// is wasted on images 64 wide. What did not: the order of the map's axes.
+// On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
+// 4, stride 2: 647 TFLOP/s; 64 to 64 channels, 3x3: 513, where tensor cores still wait for results to be
+// written. A box with one tap brings as much as windows do, and is no faster. What mattered: that products of
+// a tap are in line (see Consumer::multiply; 1.15 to 1.4 times as fast); kernels for many numbers of places,
+// as with 256 a quarter is wasted on images 64 wide. What did not: the order of the map's axes; turns of
+// warpgroups in the weight's gradient; letting the next kernel's blocks come early, which made small
+// layers 1.2 to 1.4 times as slow.
 #pragma once
 
 #include <algorithm>

@@ -15,7 +15,8 @@
 // On an H200: 1024 to 512 channels, kernel 2, stride 2 (unet_up), channels last: TF32 230 TFLOP/s (65% of
 // cuBLAS's 353), bfloat16 375; 512 to 256, kernel 4, stride 2: TF32 260, bfloat16 470, float32 accuracy 110
 // (cuBLAS's float32: 51). 64 to 64 channels, 3x3: TF32 136, bfloat16 270, bound by the copies of windows:
-// each tap brings its pixels again. bench/results/gpu_conv.json has all.
+// each tap brings its pixels again. Float32 takes halves over boxes where these are faster
+// (wgmma_choice.cuh).
 //
 // Few results with long sums, as a gradient of 4x4 maps has, leave most multiprocessors idle: then a tile's
 // chunks are split into ranges, and a second kernel adds their parts in order.
