@@ -6,33 +6,14 @@
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
-bf16 as they say, _cl with channels last. PyTorch runs with cudnn.benchmark; --peer reads its times (or those of
-shared/peers) from a file of JSON lines instead. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
+bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
+cudnn.benchmark; --peer reads its times (or those of shared/peers) from a file of JSON lines instead; without PyTorch
+only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 """
-import argparse, json, math, pathlib, subprocess, sys
+import argparse, importlib.util, json, math, pathlib, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPS = ("fwd", "dx", "dw")
-# name: n, ci, h, w, co, kernel, stride, padding, output_padding, dilation, groups, as in cuda_conv_bench.cu
-SHAPES = {
-    "kb57": (8, 64, 1024, 1024, 64, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    "kb65": (8, 64, 512, 512, 64, (3, 7), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    "kb69": (64, 64, 128, 256, 128, (3, 5), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    "kb71": (8, 32, 512, 1024, 32, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    "kb75": (16, 32, 128, 256, 64, (3, 5), (2, 3), (1, 2), (0, 0), (2, 1), 4),
-    "kb78": (8, 32, 512, 1024, 32, (3, 7), (1, 1), (1, 3), (0, 0), (1, 1), 1),
-    "kb81": (16, 32, 64, 128, 64, (3, 3), (5, 5), (1, 1), (0, 0), (2, 2), 1),
-    "dcgan1": (128, 100, 1, 1, 512, (4, 4), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    "dcgan2": (128, 512, 4, 4, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    "dcgan3": (128, 256, 8, 8, 128, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    "dcgan4": (128, 128, 16, 16, 64, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    "dcgan5": (128, 64, 32, 32, 3, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    "vae1": (128, 64, 7, 7, 64, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
-    "vae2": (128, 64, 14, 14, 32, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
-    "unet_up": (16, 1024, 28, 28, 512, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
-    "depthwise": (32, 256, 56, 56, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 256),
-    "big": (32, 512, 64, 64, 256, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-}
 
 
 def graph_ms(torch, f):
@@ -59,21 +40,25 @@ def graph_ms(torch, f):
     return times[len(times) // 2]
 
 
+def run(command):
+    return subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def peer(shapes, modes):
+    """Prints PyTorch's times as JSON lines; `shapes` are lines of cuda_conv_bench --list."""
     import torch
     torch.backends.cudnn.benchmark = True
     forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
-    for name in shapes:
-        n, ci, h, w, co, k, stride, padding, extra, dilation, groups = SHAPES[name]
+    for s in shapes:
         for mode in modes:
             torch.backends.cudnn.allow_tf32 = mode.startswith("tf32")
             dtype = torch.bfloat16 if mode.startswith("bf16") else torch.float16 if mode.startswith("fp16") else torch.float32
             layout = torch.channels_last if mode.endswith("_cl") else torch.contiguous_format
-            x = torch.randn(n, ci, h, w, device="cuda", dtype=dtype).contiguous(memory_format=layout)
-            weight = (torch.randn(ci, co // groups, *k, device="cuda", dtype=dtype) * 0.05).contiguous(memory_format=layout)
-            args = (None, stride, padding, dilation, True, extra, groups)
+            x = torch.randn(*s["x"], device="cuda", dtype=dtype).contiguous(memory_format=layout)
+            weight = (torch.randn(*s["weight"], device="cuda", dtype=dtype) * 0.05).contiguous(memory_format=layout)
+            args = (None, s["stride"], s["padding"], s["dilation"], True, s["output_padding"], s["groups"])
             gy = torch.randn_like(forward(x, weight, *args))
-            r = {"shape": name, "mode": mode}
+            r = {"shape": s["shape"], "mode": mode}
             r["fwd_ms"] = graph_ms(torch, lambda: forward(x, weight, *args))
             r["dx_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (True, False, False)))
             r["dw_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (False, True, False)))
@@ -95,16 +80,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
     parser.add_argument("--modes", default="fp32,tf32,bf16,tf32_cl,bf16_cl")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="", help="all")
     parser.add_argument("--peer")
     parser.add_argument("--json")
     parser.add_argument("--commit")
     parser.add_argument("--limit", type=float, default=0)
     parser.add_argument("--only-peer", action="store_true", help="PyTorch's times as JSON lines")
     args = parser.parse_args()
-    shapes, modes = args.shapes.split(","), args.modes.split(",")
-    if args.only_peer:
-        return peer(shapes, modes)
     if not args.bench:
         build = ROOT / "build/bench"
         for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DTAPEDECK_CUDA=ON",
@@ -112,19 +94,23 @@ def main():
                         ["cmake", "--build", build, "--target", "cuda_conv_bench"]):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         args.bench = build / "bench/cuda_conv_bench"
-    run = lambda command: subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
-    ours = lines(run([args.bench, "--modes", args.modes, "--shapes", args.shapes]))
-    # In a process of its own: PyTorch keeps memory.
-    theirs = lines(pathlib.Path(args.peer).read_text() if args.peer else
-                   run([sys.executable, __file__, "--only-peer", "--modes", args.modes, "--shapes", args.shapes]))
+    what = ["--modes", args.modes, "--shapes", args.shapes]
+    if args.only_peer:
+        return peer(map(json.loads, run([args.bench, "--list", *what]).splitlines()), args.modes.split(","))
+    ours, theirs = lines(run([args.bench, *what])), {}
+    if args.peer:
+        theirs = lines(pathlib.Path(args.peer).read_text())
+    elif importlib.util.find_spec("torch"):  # in a process of its own: PyTorch keeps memory
+        theirs = lines(run([sys.executable, __file__, "--only-peer", "--bench", args.bench, *what]))
     ratios, slow = {}, []
     print(f"{'shape':10} {'mode':8}" + "".join(f"{op:>9} ms  PyTorch  ratio" for op in OPS))
     for (shape, mode), r in ours.items():
         other = theirs.get((shape, mode))
-        if other is None:
-            continue
         text = f"{shape:10} {mode:8}"
         for op in OPS:
+            if other is None:
+                text += f"{r[op + '_ms']:12.4f}" + 16 * " "
+                continue
             ratio = other[op + "_ms"] / r[op + "_ms"]
             ratios.setdefault(mode, {}).setdefault(op, []).append(ratio)
             text += f"{r[op + '_ms']:12.4f} {other[op + '_ms']:8.4f} {ratio:6.2f}"

@@ -1,7 +1,8 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--shapes a,b] [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
+//   cuda_conv_bench [--list] [--shapes a,b] [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //
+// --list prints the shapes themselves instead, a line of JSON each; for that no GPU is needed.
 // A line of JSON for each shape and mode, with the names that PyTorch's measurements have: _cl is nhwc; fp32
 // is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels. The time is a
 // median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an
@@ -17,44 +18,13 @@
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/cuda.cuh>
 
+#include "conv_shapes.h"
+
 namespace {
 
 using namespace tapedeck;
+using bench::ConvShape;
 using cu::check_cuda;
-
-struct Case {
-  const char* name;
-  std::int64_t n, ci, h, w, co;
-  Size2 kernel;
-  ConvTranspose2dOptions options;
-};
-
-const Case kCases[] = {
-    {"kb57", 8, 64, 1024, 1024, 64, 3, {}},
-    {"kb65", 8, 64, 512, 512, 64, {3, 7}, {}},
-    {"kb69", 64, 64, 128, 256, 128, {3, 5}, {}},
-    {"kb71", 8, 32, 512, 1024, 32, 3, {}},
-    {"kb75",
-     16,
-     32,
-     128,
-     256,
-     64,
-     {3, 5},
-     {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4}},
-    {"kb78", 8, 32, 512, 1024, 32, {3, 7}, {.padding = {1, 3}}},
-    {"kb81", 16, 32, 64, 128, 64, 3, {.stride = 5, .padding = 1, .dilation = 2}},
-    {"dcgan1", 128, 100, 1, 1, 512, 4, {}},
-    {"dcgan2", 128, 512, 4, 4, 256, 4, {.stride = 2, .padding = 1}},
-    {"dcgan3", 128, 256, 8, 8, 128, 4, {.stride = 2, .padding = 1}},
-    {"dcgan4", 128, 128, 16, 16, 64, 4, {.stride = 2, .padding = 1}},
-    {"dcgan5", 128, 64, 32, 32, 3, 4, {.stride = 2, .padding = 1}},
-    {"vae1", 128, 64, 7, 7, 64, 3, {.stride = 2, .padding = 1, .output_padding = 1}},
-    {"vae2", 128, 64, 14, 14, 32, 3, {.stride = 2, .padding = 1, .output_padding = 1}},
-    {"unet_up", 16, 1024, 28, 28, 512, 2, {.stride = 2}},
-    {"depthwise", 32, 256, 56, 56, 256, 4, {.stride = 2, .padding = 1, .groups = 256}},
-    {"big", 32, 512, 64, 64, 256, 4, {.stride = 2, .padding = 1}},
-};
 
 const Device kCuda{DeviceType::cuda};
 
@@ -96,15 +66,14 @@ double milliseconds(const std::function<void()>& f) {
   return times[times.size() / 2];
 }
 
-void run(const Case& c, const std::string& mode) {
+void run(const ConvShape& c, const std::string& mode) {
   const bool nhwc = mode.ends_with("_cl");
   const DType dtype = mode.starts_with("bf16")   ? DType::bfloat16
                       : mode.starts_with("fp16") ? DType::float16
                                                  : DType::float32;
   set_float32_precision(mode.starts_with("tf32") ? Precision::high : Precision::highest);
   const TensorOptions options{dtype, kCuda, nhwc ? Layout::nhwc : Layout::nchw};
-  const Variable x = randn({c.n, c.ci, c.h, c.w}, options),
-                 w = randn({c.ci, c.co / c.options.groups, c.kernel.h, c.kernel.w}, {dtype, kCuda});
+  const Variable x = randn(c.x(), options), w = randn(c.weight(), {dtype, kCuda});
   const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(g.y_shape(), options);
   const Conv2dOptions plain{c.options.stride, c.options.padding, c.options.dilation, c.options.groups};
@@ -122,12 +91,25 @@ void run(const Case& c, const std::string& mode) {
   std::fflush(stdout);
 }
 
+void list(const ConvShape& c) {
+  const auto pair = [](const Size2& s) { return Shape{s.h, s.w}; };
+  const auto& o = c.options;
+  std::puts(concat("{\"shape\": \"", c.name, "\", \"x\": ", c.x(), ", \"weight\": ", c.weight(),
+                   ", \"stride\": ", pair(o.stride), ", \"padding\": ", pair(o.padding),
+                   ", \"output_padding\": ", pair(o.output_padding), ", \"dilation\": ", pair(o.dilation),
+                   ", \"groups\": ", o.groups, "}")
+                .c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::string shapes, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
-  for (int i = 1; i + 1 < argc; i += 2) {
+  bool only_list = false;
+  for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
+    only_list |= flag == "--list";
+    if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];
   }
@@ -135,8 +117,12 @@ int main(int argc, char** argv) {
     return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
   };
   manual_seed(1);
-  for (const Case& c : kCases) {
+  for (const ConvShape& c : bench::kConvShapes) {
     if (!shapes.empty() && !lists(shapes, c.name)) continue;
+    if (only_list) {
+      list(c);
+      continue;
+    }
     for (const char* mode : {"fp32", "fp32_cl", "tf32", "tf32_cl", "bf16", "bf16_cl", "fp16", "fp16_cl"}) {
       if (!lists(modes, mode)) continue;
       try {
