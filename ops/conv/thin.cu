@@ -5,7 +5,7 @@
 //                neighbouring q of a column, and so S x S outputs for each, of all channels of y. It goes
 //                through the channels of x: what it reads of one it multiplies by all taps.
 //   plain        x[i] = the sum of y[S i + k - padding] w[k] over taps and channels of y: a thread has some
-//                neighbouring i of a column. It reads their windows of y once, and then writes channel after
+//                neighbouring i of a row. It reads their windows of y once, and then writes channel after
 //                channel of x.
 //
 //   weight_grad  w[k] = the sum of x[i] y[S i + k - padding] over images and i: a thread has some channels of
@@ -158,10 +158,11 @@ __device__ __forceinline__ void read_windows(const ThinArguments& a, const float
   }
 }
 
-/// R: pixels of a thread. Block (b, s) has share s of the channels of x.
-template <int K, int S, int CO, int R>
+/// C: neighbouring pixels of a row that a thread has, and stores at once. Block (b, s) has share s of the
+/// channels of x.
+template <int K, int S, int CO, int C>
 __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constant__ ThinArguments a) {
-  constexpr int kRows = (R - 1) * S + K;
+  constexpr int kColumns = (C - 1) * S + K;
   extern __shared__ float4 shared[];
   float* const weights = reinterpret_cast<float*>(shared);
   const int first = blockIdx.y * a.share, count = min(a.share, a.x_channels - first);
@@ -169,28 +170,40 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
   const int thread = blockIdx.x * kBlock + threadIdx.x;
   if (thread >= a.threads) return;
   const ThinPlace at(a, thread);
-  const int row = at.row * R;
-  float y[CO][kRows][K];
-  read_windows<K, S, CO, R>(a, a.from, at.image, row, at.column, y);
+  const int column = at.column * C;
+  float y[CO][K][kColumns];
+#pragma unroll
+  for (int co = 0; co < CO; ++co) {
+    const float* const from = a.from + (static_cast<std::int64_t>(at.image) * CO + co) * a.y_h * a.y_w;
+#pragma unroll
+    for (int i = 0; i < K; ++i)
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int h = S * at.row + i - a.padding_h, w = S * column + j - a.padding_w;
+        y[co][i][j] = h >= 0 && h < a.y_h && w >= 0 && w < a.y_w ? from[h * a.y_w + w] : 0.0f;
+      }
+  }
   const int plane = a.x_h * a.x_w;
   float* to =
-      a.to + (static_cast<std::int64_t>(at.image) * a.x_channels + first) * plane + row * a.x_w + at.column;
+      a.to + (static_cast<std::int64_t>(at.image) * a.x_channels + first) * plane + at.row * a.x_w + column;
 #pragma unroll 2
   for (int c = 0; c < count; ++c, to += plane) {
     float w[kPadded<K, CO>];
     read_weights<K, CO>(weights + c * kPadded<K, CO>, w);
     const float bias = a.bias != nullptr ? a.bias[first + c] : 0.0f;
+    Pack<float, C> sums;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      float sum = bias;
+    for (int p = 0; p < C; ++p) sums.values[p] = bias;
 #pragma unroll
-      for (int co = 0; co < CO; ++co)
+    for (int co = 0; co < CO; ++co)
 #pragma unroll
-        for (int kh = 0; kh < K; ++kh)
+      for (int kh = 0; kh < K; ++kh)
 #pragma unroll
-          for (int kw = 0; kw < K; ++kw) sum = fmaf(y[co][r * S + kh][kw], w[(co * K + kh) * K + kw], sum);
-      if (row + r < a.x_h) to[r * a.x_w] = sum;
-    }
+        for (int kw = 0; kw < K; ++kw)
+#pragma unroll
+          for (int p = 0; p < C; ++p)
+            sums.values[p] = fmaf(y[co][kh][p * S + kw], w[(co * K + kh) * K + kw], sums.values[p]);
+    *reinterpret_cast<Pack<float, C>*>(to) = sums;
   }
 }
 
@@ -262,39 +275,40 @@ __global__ void __launch_bounds__(kBlock)
 
 using ThinKernel = void (*)(ThinArguments);
 
-/// A kernel, and how many q or pixels its threads have.
+/// A kernel, and how many q below each other, or pixels side by side, its threads have.
 struct ThinChoice {
   ThinKernel kernel;
-  int rows;
+  int places;
 };
 
+/// `most`: how many places there are enough for, and which divide what is written.
 template <int K, int S, int CO>
-ThinChoice choose(bool transposed, bool many) {
-  constexpr int kMany = S == 1 ? 4 : 2;
+ThinChoice choose(bool transposed, int most) {
+  constexpr int kMany = S == 1 ? 4 : 2, kOfRow = S == 1 ? 4 : CO * K * K > 32 ? 1 : 2;
   if (transposed) {
-    return many ? ThinChoice{thin_transposed_kernel<K, S, CO, kMany>, kMany}
-                : ThinChoice{thin_transposed_kernel<K, S, CO, 1>, 1};
+    return most >= kMany ? ThinChoice{thin_transposed_kernel<K, S, CO, kMany>, kMany}
+                         : ThinChoice{thin_transposed_kernel<K, S, CO, 1>, 1};
   }
-  return many ? ThinChoice{thin_plain_kernel<K, S, CO, kMany>, kMany}
-              : ThinChoice{thin_plain_kernel<K, S, CO, 1>, 1};
+  return most >= kOfRow ? ThinChoice{thin_plain_kernel<K, S, CO, kOfRow>, kOfRow}
+                        : ThinChoice{thin_plain_kernel<K, S, CO, 1>, 1};
 }
 
 template <int CO>
-ThinChoice choose(int kernel, int stride, bool transposed, bool many) {
-  if (kernel == 4) return choose<4, 2, CO>(transposed, many);
-  return stride == 1 ? choose<3, 1, CO>(transposed, many) : choose<3, 2, CO>(transposed, many);
+ThinChoice choose(int kernel, int stride, bool transposed, int most) {
+  if (kernel == 4) return choose<4, 2, CO>(transposed, most);
+  return stride == 1 ? choose<3, 1, CO>(transposed, most) : choose<3, 2, CO>(transposed, most);
 }
 
-ThinChoice choose(int channels, int kernel, int stride, bool transposed, bool many) {
+ThinChoice choose(int channels, int kernel, int stride, bool transposed, int most) {
   switch (channels) {
     case 1:
-      return choose<1>(kernel, stride, transposed, many);
+      return choose<1>(kernel, stride, transposed, most);
     case 2:
-      return choose<2>(kernel, stride, transposed, many);
+      return choose<2>(kernel, stride, transposed, most);
     case 3:
-      return choose<3>(kernel, stride, transposed, many);
+      return choose<3>(kernel, stride, transposed, most);
     default:
-      return choose<4>(kernel, stride, transposed, many);
+      return choose<4>(kernel, stride, transposed, most);
   }
 }
 
@@ -338,12 +352,15 @@ void thin(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
     return transposed ? (axis.padding + axis.out - 1) / axis.stride - first(axis) + 1 : axis.in;
   };
   a.first_h = static_cast<int>(first(g.h)), a.first_w = static_cast<int>(first(g.w));
-  // Threads with many rows read less for each, and fill a GPU later.
+  // Threads with many places read less for each, and fill a GPU later.
   constexpr std::int64_t kEnough = 264 * kBlock;
   const int kernel = static_cast<int>(g.h.kernel), stride = static_cast<int>(g.h.stride);
-  const bool many = g.n * count(g.h) * count(g.w) / (stride == 1 ? 4 : 2) >= kEnough;
-  const ThinChoice choice = choose(static_cast<int>(g.co), kernel, stride, transposed, many);
-  const std::int64_t rows = ceil_div(count(g.h), choice.rows), columns = count(g.w);
+  int most = g.n * count(g.h) * count(g.w) >= kEnough * (stride == 1 ? 4 : 2) ? 4 : 1;
+  const auto address = reinterpret_cast<std::uintptr_t>(a.to);
+  while (!transposed && (g.w.in % most != 0 || address % (most * sizeof(float)) != 0)) most /= 2;
+  const ThinChoice choice = choose(static_cast<int>(g.co), kernel, stride, transposed, most);
+  const std::int64_t rows = transposed ? ceil_div(count(g.h), choice.places) : g.h.in,
+                     columns = transposed ? count(g.w) : g.w.in / choice.places;
   a.rows = Divider(rows), a.columns = Divider(columns);
   a.threads = static_cast<int>(g.n * rows * columns);
   const std::int64_t blocks = ceil_div(a.threads, kBlock);
