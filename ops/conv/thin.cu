@@ -1,20 +1,18 @@
 // Thin layers: y has 1 to 4 channels, x many. x is the large side: it is read, or written, once, and in rows.
 //
 //   transposed   With o + padding = S q + r, a tap k = S j + r takes input q - j to output o: a thread has
-//   some
-//                neighbouring q of a column, and so S x S outputs for each, of all channels of y. It goes
-//                through the channels of x: what it reads of one it multiplies by all taps.
+//                some neighbouring q of a column, and so S x S outputs for each, of all channels of y. It
+//                goes through the channels of x: what it reads of one it multiplies by all taps.
 //   plain        x[i] = the sum of y[S i + k - padding] w[k] over taps and channels of y: a thread has some
 //                neighbouring i of a row. It reads their windows of y once, and then writes channel after
 //                channel of x.
-//
-//   weight_grad  w[k] = the sum of x[i] y[S i + k - padding] over images and i: a thread has some channels of
-//   x
-//                and all taps, and goes through pixels; blocks add up their threads' sums, and a second
+//   weight_grad  w[k] = the sum of x[i] y[S i + k - padding] over images and i: a thread has some channels
+//                of x and all taps, and goes through pixels; blocks add up their threads' sums, and a second
 //                kernel the blocks', always in one order.
 //
 // Neighbouring threads have neighbouring columns; what several threads read is in the first-level cache.
-// Weights are in shared memory, as they lie. Sums are float32's, by fused multiply-adds.
+// Weights are in shared memory, as they lie; what a thread reads of them serves all its places, as reading
+// them takes as long as multiplying. Sums are float32's, by fused multiply-adds.
 #include <tapedeck/ops/conv/thin.cuh>
 
 #include <algorithm>
@@ -281,16 +279,20 @@ struct ThinChoice {
   int places;
 };
 
-/// `most`: how many places there are enough for, and which divide what is written.
+/// `most`: 1, 2 or 4: how many places there are enough for, and which divide what is written.
 template <int K, int S, int CO>
 ThinChoice choose(bool transposed, int most) {
-  constexpr int kMany = S == 1 ? 4 : 2, kOfRow = S == 1 ? 4 : CO * K * K > 32 ? 1 : 2;
-  if (transposed) {
-    return most >= kMany ? ThinChoice{thin_transposed_kernel<K, S, CO, kMany>, kMany}
-                         : ThinChoice{thin_transposed_kernel<K, S, CO, 1>, 1};
-  }
-  return most >= kOfRow ? ThinChoice{thin_plain_kernel<K, S, CO, kOfRow>, kOfRow}
-                        : ThinChoice{thin_plain_kernel<K, S, CO, 1>, 1};
+  // What is read for them has to fit the registers.
+  constexpr int kTransposed = S == 1 ? 4 : 2, kPlain = CO * K * K <= 48 ? 4 : 2;
+  const auto pick = [&]<int kPlaces>() {
+    return transposed ? ThinChoice{thin_transposed_kernel<K, S, CO, std::min(kPlaces, kTransposed)>,
+                                   std::min(kPlaces, kTransposed)}
+                      : ThinChoice{thin_plain_kernel<K, S, CO, std::min(kPlaces, kPlain)>,
+                                   std::min(kPlaces, kPlain)};
+  };
+  return most == 4   ? pick.template operator()<4>()
+         : most == 2 ? pick.template operator()<2>()
+                     : pick.template operator()<1>();
 }
 
 template <int CO>
@@ -355,7 +357,8 @@ void thin(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
   // Threads with many places read less for each, and fill a GPU later.
   constexpr std::int64_t kEnough = 264 * kBlock;
   const int kernel = static_cast<int>(g.h.kernel), stride = static_cast<int>(g.h.stride);
-  int most = g.n * count(g.h) * count(g.w) >= kEnough * (stride == 1 ? 4 : 2) ? 4 : 1;
+  const std::int64_t places = g.n * count(g.h) * count(g.w);
+  int most = places >= 4 * kEnough ? 4 : places >= 2 * kEnough ? 2 : 1;
   const auto address = reinterpret_cast<std::uintptr_t>(a.to);
   while (!transposed && (g.w.in % most != 0 || address % (most * sizeof(float)) != 0)) most /= 2;
   const ThinChoice choice = choose(static_cast<int>(g.co), kernel, stride, transposed, most);
