@@ -13,12 +13,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 words=(cuda_core cuda_memory cuda_streams cuda_profiler cuda_ops cuda_reductions cuda_gradcheck cuda_training cuda_conv
-  captured_step device_loader large_tensor train_decoder_cuda examples)
+  cuda_conv_explain cuda_large parity parity_traces captured_step device_loader large_tensor train_decoder_cuda examples)
 binaries='' tools=memcheck,initcheck,racecheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300 logs=build/gpu_test
 # Each is a part of its own of a test of the convolutions: with all of them a test runs out of time.
 algorithms=(reference depthwise direct strip simt tensor wgmma boxes halves automatic)
-# Long, and nothing but repetition to a sanitizer.
+# Long, and nothing but repetition to a sanitizer; or no work for a GPU.
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|QueuedWorkSeesItsOwnBatch|HundredReruns|Gradcheck|BehindEvents|TrainDecoder|Examples'
+long+='|CudaLarge|Traces|Nanoseconds|Explain'
 
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -40,7 +41,7 @@ if [ -z "$binaries" ]; then
   cmake --build build/cuda --target "${words[@]/%/_test}"
   binaries=build/cuda/tests
 else
-  export TAPEDECK_EXAMPLES=${TAPEDECK_EXAMPLES:-$PWD/$binaries}
+  export TAPEDECK_EXAMPLES=${TAPEDECK_EXAMPLES:-$PWD/$binaries} TAPEDECK_TEST_DATA=${TAPEDECK_TEST_DATA:-$PWD/tests/data}
 fi
 export TAPEDECK_REQUIRE_CUDA=1
 rm -rf "$logs"
@@ -54,16 +55,33 @@ for word in "${words[@]}"; do
   [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$logs/$word.log" | head -40
 done
 
-# The same bits from a hundred runs in each of two processes at once.
+# The same bits from a hundred runs in each of two processes at once, while a third keeps the GPU busy.
 if [ -x "$binaries/cuda_training_test" ]; then
+  "$binaries/cuda_large_test" --gtest_filter='*AdjointIdentity*' --gtest_repeat=-1 >"$logs/busy.log" 2>&1 &
+  busy=$!
+  reruns=()
   for process in 1 2; do
     "$binaries/cuda_training_test" --gtest_filter='*HundredReruns*' >"$logs/reruns.$process.log" 2>&1 &
+    reruns+=($!)
   done
-  wait
-  bits=$(grep '^bits: ' "$logs/reruns.1.log" || true)
   result=equal
+  for process in "${reruns[@]}"; do wait "$process" || result=FAILED failed=1; done
+  kill "$busy" || result='not beside another job, which ended' failed=1
+  bits=$(grep '^bits: ' "$logs/reruns.1.log" || true)
   if [ -z "$bits" ] || [ "$bits" != "$(grep '^bits: ' "$logs/reruns.2.log")" ]; then result=DIFFERENT failed=1; fi
   echo "200 runs in 2 processes at once: $result"
+fi
+
+# As on a GPU whose machine code the binaries do not have: from PTX, without Hopper's instructions.
+if [ -x "$binaries/cuda_conv_test" ]; then
+  result=passed
+  CUDA_FORCE_PTX_JIT=1 TAPEDECK_CONV_ALGORITHM=automatic "$binaries/cuda_conv_test" \
+    --gtest_filter='*RealNumbers*:*AtTheEdges*:*ThinLayers*' >"$logs/ptx.log" 2>&1 || result=FAILED
+  if [ $result = FAILED ] && [ "$binaries" != build/cuda/tests ] && grep -q 'no kernel image' "$logs/ptx.log"; then
+    result='not tested, the binaries have none'
+  fi
+  [ "$result" != FAILED ] || failed=1
+  echo "convolutions from PTX: $result"
 fi
 
 # check <tool> <word> <test> [algorithm]: one test under one tool, of convolutions with one algorithm.

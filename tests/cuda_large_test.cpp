@@ -1,0 +1,147 @@
+// Work of full size on a GPU: the adjoint identity of all layers that are benchmarked, and tensors of more
+// than 2^31 elements, which hold what parts of them give alone.
+//
+// Operands are -1, 0 and 1. Sums of their products are exact in whatever order, in TF32 and as scaled halves
+// too, so that what must be equal is equal to the bit.
+#include <tapedeck/tapedeck.h>
+
+#include <algorithm>
+
+#include <tapedeck/core/memory.h>
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/kernels.h>
+
+#include "../bench/conv_shapes.h"
+#include "cuda_support.h"
+
+namespace tapedeck::test {
+namespace {
+
+class CudaLarge : public CudaTest {
+ protected:
+  void TearDown() override {
+    set_conv_algorithm(ConvAlgorithm::automatic);
+    set_float32_precision(Precision::highest);
+    if (cuda_device_count() > 0) empty_cache(kCuda);
+  }
+};
+
+/// -1, 0 and 1 in equal parts; in half types a few of 2.
+Tensor signs(const Shape& shape, DType dtype, Layout layout = Layout::nchw) {
+  const Tensor x = Tensor::empty(shape, {dtype, kCuda, layout});
+  uniform_(x, 0, 3);
+  return (Variable(x.to(DType::uint8).to(dtype)) - 1.0).tensor();
+}
+
+/// Calls f(begin, end) for images [begin, end) of about `elements` together.
+template <class F>
+void for_each_part(const Tensor& x, std::int64_t elements, F f) {
+  const std::int64_t n = x.size(0),
+                     step = std::max<std::int64_t>(1, elements / std::max<std::int64_t>(1, x.count() / n));
+  for (std::int64_t begin = 0; begin < n; begin += step) f(begin, std::min(n, begin + step));
+}
+
+/// In float64.
+double dot(const Tensor& a, const Tensor& b) {
+  double total = 0;
+  for_each_part(a, 1 << 26, [&](std::int64_t begin, std::int64_t end) {
+    const auto part = [&](const Tensor& t) { return Variable(t.slice(begin, end).to(DType::float64)); };
+    total += sum(part(a) * part(b)).item();
+  });
+  return total;
+}
+
+/// f(), where its result, of that shape, finds NaN in memory.
+template <class F>
+Tensor over_nan(const Shape& shape, const TensorOptions& options, F f) {
+  Tensor::full(shape, std::numeric_limits<double>::quiet_NaN(), options);
+  return f().tensor();
+}
+
+// <y, y> = <x, gx> = <w, gw> for the gradients of y itself. What is not rounded obeys to the bit: all but the
+// gradients of bfloat16, whose roundings are independent of each other.
+TEST_F(CudaLarge, TheAdjointIdentityHoldsAtFullSize) {
+  manual_seed(3);
+  for (const bench::ConvShape& c : bench::kConvShapes) {
+    const auto& o = c.options;
+    for (const auto& [dtype, precision] : {std::pair(DType::float32, Precision::highest),
+                                           {DType::float32, Precision::high},
+                                           {DType::bfloat16, Precision::highest}}) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        SCOPED_TRACE(concat(c.name, " ", dtype, precision == Precision::high ? " high " : " ", layout));
+        set_float32_precision(precision);
+        const TensorOptions images{dtype, kCuda, layout}, rows{dtype, kCuda};
+        const Tensor x = signs(c.x(), dtype, layout), w = signs(c.weight(), dtype);
+        const Shape y_shape = conv_transpose2d_geometry(x, w, {}, o).y_shape();
+        const Tensor y = over_nan(y_shape, images, [&] { return conv_transpose2d(x, w, {}, o); });
+        const Tensor gx = over_nan(c.x(), images, [&] {
+          return conv2d(y, w, {}, {o.stride, o.padding, o.dilation, o.groups});
+        });
+        const Tensor gw =
+            over_nan(c.weight(), rows, [&] { return conv_transpose2d_weight_grad(x, y, c.kernel, o); });
+        const double expected = dot(y, y), slack = dtype == DType::bfloat16 ? 3e-4 * expected : 0;
+        EXPECT_GT(expected, 0);
+        EXPECT_NEAR(dot(x, gx), expected, slack);
+        EXPECT_NEAR(dot(w, gw), expected, slack);
+      }
+    }
+    empty_cache(kCuda);
+  }
+}
+
+/// How many elements differ, a NaN from everything.
+double differences(const Tensor& a, const Tensor& b) {
+  return sum(ne(a, b)).item();
+}
+
+// The statistics of all elements, the loss over them, and an optimizer's step.
+TEST_F(CudaLarge, TrainingOfManyElements) {
+  const DType half = DType::bfloat16;
+  const Shape shape{32800, 64, 32, 32};
+  manual_seed(6);
+  const Tensor x = signs(shape, half), y = signs(shape, half);
+  Variable sums = Tensor::zeros({64}, {DType::float64, kCuda}), squares = sums;
+  double loss = 0;
+  for_each_part(x, 1 << 26, [&](std::int64_t begin, std::int64_t end) {
+    const Variable part = x.slice(begin, end).to(DType::float64),
+                   other = y.slice(begin, end).to(DType::float64);
+    sums = sums + sum(part, {0, 2, 3});
+    squares = squares + sum(square(part), {0, 2, 3});
+    loss += sum(square(part - other)).item();
+  });
+  const double count = static_cast<double>(shape.count()) / 64;
+  {
+    const Tensor mean = Tensor::zeros({64}, {.device = kCuda}),
+                 variance = Tensor::ones({64}, {.device = kCuda});
+    const Variable weight = Tensor::ones({64}, {.device = kCuda}),
+                   bias = Tensor::zeros({64}, {.device = kCuda});
+    const Variable z = batch_norm(x, weight, bias, mean, variance, {.training = true, .momentum = 1});
+    const Variable exact_mean = sums / count, exact_variance = squares / count - square(exact_mean);
+    EXPECT_LT(max(abs(mean.to(DType::float64) - exact_mean)).item(), 1e-6);
+    EXPECT_LT(max(abs(variance.to(DType::float64) - exact_variance)).item(), 1e-6);
+    const Tensor last = x.slice(shape[0] - 8, shape[0]).to(DType::float64);
+    const auto to_channels = [](const Variable& v) { return reshape(v, {1, 64, 1, 1}); };
+    const Variable expected = (last - to_channels(exact_mean)) / sqrt(to_channels(exact_variance) + 1e-5);
+    EXPECT_LT(max(abs(z.tensor().slice(shape[0] - 8, shape[0]).to(DType::float64) - expected)).item(), 8e-3);
+  }
+  empty_cache(kCuda);
+  const Variable p = Variable::parameter(x.clone());
+  Tape tape;
+  const Variable error = nn::mse_loss(p, y, nn::Reduction::sum);
+  EXPECT_NEAR(error.item(), loss, loss * 0x1p-8);
+  tape.backward(error);
+  optim::Adam adam({p}, {.lr = 0.01});
+  adam.step();
+  const std::int64_t end = shape[0], begin = end - 4000;
+  const Variable part = Variable::parameter(x.slice(begin, end).clone());
+  part.set_grad((Variable(x.slice(begin, end)) - Variable(y.slice(begin, end))).tensor());
+  part.set_grad((part.grad() * 2.0).tensor());
+  EXPECT_EQ(differences(p.grad().tensor().slice(begin, end), part.grad().tensor()), 0);
+  optim::Adam own({part}, {.lr = 0.01});
+  own.step();
+  EXPECT_EQ(differences(p.tensor().slice(begin, end), part.tensor()), 0);
+  EXPECT_GT(differences(part.tensor(), x.slice(begin, end)), 0);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
