@@ -15,7 +15,10 @@
 
 #include <tapedeck/tapedeck.h>
 
+#include "training.h"
+
 using namespace tapedeck;
+using bench::Training;
 
 namespace {
 
@@ -25,60 +28,6 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 const double start_of_process = now();
-
-nn::ConvTranspose2d up(std::int64_t from, std::int64_t to, std::int64_t kernel, std::int64_t stride,
-                       std::int64_t padding, std::int64_t output_padding, bool bias) {
-  return nn::ConvTranspose2d({.in_channels = from,
-                              .out_channels = to,
-                              .kernel_size = kernel,
-                              .stride = stride,
-                              .padding = padding,
-                              .output_padding = output_padding,
-                              .bias = bias});
-}
-
-nn::Sequential make_vae() {
-  return nn::Sequential(nn::Linear({.in_features = 20, .out_features = 64 * 7 * 7}), nn::ReLU(),
-                        nn::Unflatten({64, 7, 7}), up(64, 64, 3, 2, 1, 1, true), nn::ReLU(),
-                        up(64, 32, 3, 2, 1, 1, true), nn::ReLU(), up(32, 1, 3, 1, 1, 0, true));
-}
-
-nn::Sequential make_dcgan() {
-  return nn::Sequential(
-      up(100, 512, 4, 1, 0, 0, false), nn::BatchNorm2d({.num_features = 512}), nn::ReLU(),  //
-      up(512, 256, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 256}), nn::ReLU(),  //
-      up(256, 128, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 128}), nn::ReLU(),  //
-      up(128, 64, 4, 2, 1, 0, false), nn::BatchNorm2d({.num_features = 64}), nn::ReLU(),    //
-      up(64, 3, 4, 2, 1, 0, false), nn::Tanh());
-}
-
-struct Training {
-  bool vae;
-  nn::Sequential model;
-  optim::Adam adam;
-  Tensor codes, images;
-
-  Training(const std::string& name, std::int64_t batch, Device device)
-      : vae(name == "vae"), model(on(device, vae ? make_vae() : make_dcgan())), adam(model.parameters(), {}) {
-    codes = randn(vae ? Shape{batch, 20} : Shape{batch, 100, 1, 1}, {.device = device});
-    images = rand(vae ? Shape{batch, 1, 28, 28} : Shape{batch, 3, 64, 64}, {.device = device});
-  }
-  static nn::Sequential on(Device device, nn::Sequential made) {
-    made.to(device);
-    return made;
-  }
-
-  std::vector<Tensor> step(const std::vector<Tensor>& batch, bool print = false) {
-    adam.zero_grad();
-    Tape tape;
-    const Variable y = model(batch[0]);
-    const Variable loss = vae ? nn::binary_cross_entropy_with_logits(y, batch[1]) : nn::mse_loss(y, batch[1]);
-    tape.backward(loss);
-    adam.step();
-    if (print) std::cout << tape.to_text();
-    return {loss.tensor()};
-  }
-};
 
 /// Steps a second, after a warm-up; counts the driver's allocations in between.
 double rate(double seconds, const std::function<void()>& step, std::uint64_t& driver_calls) {
@@ -137,7 +86,8 @@ void measure_on_cpu(const std::string& name, std::int64_t batch, double seconds)
 
 void profile(const std::string& name, std::int64_t batch, int steps, Device device) {
   Training training(name, batch, device);
-  for (int i = 1; i <= steps; ++i) training.step({training.codes, training.images}, i == steps);
+  for (int i = 1; i <= steps; ++i)
+    training.step({training.codes, training.images}, i == steps ? &std::cout : nullptr);
   synchronize(device);
   std::cout << std::endl;
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "conv_gradient_cases.h"
 #include "conv_paths.h"
 
 namespace tapedeck::test {
@@ -12,30 +13,9 @@ Variable input(const Shape& shape, Layout layout = Layout::nchw) {
   return Variable::parameter(randn(shape, {.dtype = DType::float64}).to(layout));
 }
 
-struct Case {
-  Shape x, w;
-  ConvTranspose2dOptions options;
-  Layout layout = Layout::nchw;
-};
-
-const Case kCases[] = {
-    {{2, 2, 3, 2}, {2, 3, 2, 3}, {.stride = {2, 1}, .padding = {1, 0}, .output_padding = {1, 0}}},
-    {{2, 2, 2, 3}, {2, 2, 3, 2}, {.stride = {2, 3}, .padding = {1, 1}, .dilation = {2, 1}}, Layout::nhwc},
-    {{2, 4, 2, 2},
-     {4, 1, 2, 2},
-     {.stride = {3, 2}, .output_padding = {2, 0}, .dilation = {1, 2}, .groups = 2}},
-    {{2, 3, 2, 3},
-     {3, 2, 3, 1},
-     {.stride = {1, 2}, .padding = {1, 0}, .output_padding = {0, 1}, .groups = 3}},
-    {{3, 3, 2}, {3, 2, 2, 2}, {.stride = 2, .output_padding = {0, 1}}},  // unbatched
-    {{2, 2, 1, 1}, {2, 3, 2, 2}, {}},
-    // A surplus row that the kernel does not reach, and one that the plain convolution could read past.
-    {{1, 1, 2, 2}, {1, 2, 1, 2}, {.stride = 2, .output_padding = {2, 1}, .dilation = {3, 1}}},
-};
-
 TEST(ConvGradients, Transposed) {
   manual_seed(11);
-  for (const Case& c : kCases) {
+  for (const GradientCase& c : kGradientCases) {
     const auto f = [&](const Variables& v) { return conv_transpose2d(v[0], v[1], v[2], c.options); };
     const Variables in{input(c.x, c.layout), input(c.w), input({c.w[1] * c.options.groups})};
     SCOPED_TRACE(to_string(c.x));
@@ -46,7 +26,7 @@ TEST(ConvGradients, Transposed) {
 
 TEST(ConvGradients, WeightGrad) {
   manual_seed(12);
-  for (const Case& c : kCases) {
+  for (const GradientCase& c : kGradientCases) {
     const Size2 kernel(c.w[2], c.w[3]);
     const auto f = [&](const Variables& v) {
       return conv_transpose2d_weight_grad(v[0], v[1], kernel, c.options);
@@ -62,7 +42,7 @@ TEST(ConvGradients, WeightGrad) {
 
 TEST(ConvGradients, Plain) {
   manual_seed(13);
-  for (const Case& c : kCases) {
+  for (const GradientCase& c : kGradientCases) {
     const auto& o = c.options;
     const auto f = [&](const Variables& v) {
       return conv2d(v[0], v[1], v[2], {o.stride, o.padding, o.dilation, o.groups});
@@ -81,7 +61,7 @@ double dot(const Variable& a, const Variable& b) {
 
 TEST(ConvGradients, AdjointIdentityHoldsAtRealSizes) {
   manual_seed(14);
-  const Case cases[] = {
+  const GradientCase cases[] = {
       {{3, 40, 9, 11}, {40, 24, 4, 3}, {.stride = {2, 3}, .padding = {1, 0}, .output_padding = {0, 2}}},
       {{4, 64, 7, 7}, {64, 3, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}, Layout::nhwc},
       {{3, 20, 6, 5}, {20, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 20}},
@@ -89,7 +69,7 @@ TEST(ConvGradients, AdjointIdentityHoldsAtRealSizes) {
       {{2, 24, 8, 9}, {24, 6, 3, 5}, {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4}},
   };
   for_each_path([&] {
-    for (const Case& c : cases) {
+    for (const GradientCase& c : cases) {
       const Variable x = input(c.x, c.layout), w = input(c.w);
       Tape tape;
       const Variable y = conv_transpose2d(x, w, {}, c.options);
