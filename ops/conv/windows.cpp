@@ -56,11 +56,17 @@ class Windows {
   static constexpr std::int64_t kSharedBytes = 4 << 20;  // and of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
 
-  /// Whether tiles over images waste less than tiles along rows.
+  std::int64_t tiles(std::int64_t results) const { return (results + packed_.tile - 1) / packed_.tile; }
+
+  /// Whether tiles over images waste less than tiles along rows or columns.
   bool across_images(std::int64_t images) const {
-    std::int64_t tiles = 0;
-    for (const Segment& s : map_.w.segments) tiles += (s.count + packed_.tile - 1) / packed_.tile;
-    return (images + packed_.tile - 1) / packed_.tile * map_.w.to * 10 < tiles * images * 9;
+    std::int64_t along = 0;
+    for (const Segment& h : map_.h.segments) {
+      for (const Segment& w : map_.w.segments) {
+        along += std::min(h.count * tiles(w.count), w.count * tiles(h.count));
+      }
+    }
+    return tiles(images) * map_.h.to * map_.w.to * 10 < along * images * 9;
   }
 
   /// Whether pixels have to be rearranged, since lanes read several channels or several lanes one.
@@ -232,30 +238,45 @@ class Windows {
     const auto kernel = channelwise                    ? kernels_.products
                         : packed_.lanes == Lanes::thin ? kernels_.dots
                                                        : kernels_.rows;
-    for (std::int64_t row = 0; row < item.rows; ++row, out += width * pixel) {
-      const Window& h = map_.h.windows[static_cast<std::size_t>(item.row + row)];
-      if (dealer != nullptr) task.ahead = dealer->deal(static_cast<double>(item.images));
+    // A task is a row of tiles: along w, along h where that takes fewer tiles, or over images.
+    for (const Segment& h : map_.h.segments) {
+      // Its results begin..end are those of the item.
+      const std::int64_t begin = std::max<std::int64_t>(0, (item.row - h.to + h.to_step - 1) / h.to_step);
+      const std::int64_t end = std::min(h.count, (item.row + item.rows - h.to + h.to_step - 1) / h.to_step);
+      if (begin >= end) continue;
+      const T* const read = from + (h.from + begin * h.from_step) * pixels.h_step;
+      T* const written = out + (h.to + begin * h.to_step - item.row) * width * pixel;
+      struct Step {
+        std::int64_t count, a, c;
+      };
+      const Step down{end - begin, h.from_step * pixels.h_step, h.to_step * width * pixel};
       for (const Segment& s : map_.w.segments) {
-        set_runs(pixels, h, s.slot, s.slots, p.width, runs);
+        set_runs(pixels, h.slot, h.slots, s.slot, s.slots, p.width, runs);
         task.runs = runs.data();
         task.run_count = static_cast<std::int64_t>(runs.size());
-        task.a = from + h.from * pixels.h_step + s.from * pixels.w_step;
-        task.c = out + s.to * pixel;
-        if (block.across) {
-          task.a_step = pixels.image_step;
-          task.c_step = image;
-          task.rows = item.images;
-          for (std::int64_t i = 0; i < s.count; ++i) {
-            kernel(task);
-            task.a += s.from_step * pixels.w_step;
-            task.c += s.to_step * pixel;
+        const Step right{s.count, s.from_step * pixels.w_step, s.to_step * pixel};
+        const auto compute_all = [&](const Step& together, const Step& outer, const Step& inner) {
+          task.rows = together.count;
+          task.a_step = together.a;
+          task.c_step = together.c;
+          for (std::int64_t i = 0; i < outer.count; ++i) {
+            for (std::int64_t k = 0; k < inner.count; ++k) {
+              task.a = read + s.from * pixels.w_step + i * outer.a + k * inner.a;
+              task.c = written + s.to * pixel + i * outer.c + k * inner.c;
+              if (dealer != nullptr) {
+                task.ahead = dealer->deal(static_cast<double>(together.count) / static_cast<double>(width));
+              }
+              kernel(task);
+            }
           }
+        };
+        constexpr Step kOne{1, 0, 0};
+        if (block.across) {
+          compute_all({item.images, pixels.image_step, image}, down, right);
+        } else if (right.count * tiles(down.count) < down.count * tiles(right.count)) {
+          compute_all(down, kOne, right);
         } else {
-          task.a_step = s.from_step * pixels.w_step;
-          task.c_step = s.to_step * pixel;
-          task.rows = s.count;
-          kernel(task);
-          task.ahead = {};
+          compute_all(right, down, kOne);
         }
       }
     }
@@ -269,16 +290,16 @@ class Windows {
 
   /// The runs of a window: one for each row of taps if its channels follow each other, else one a tap, or one
   /// for each channel of a tap that lanes read.
-  void set_runs(const Pixels<T>& pixels, const Window& h, std::int64_t slot, std::int64_t slots,
-                std::int64_t width, std::vector<micro::Run>& runs) const {
+  void set_runs(const Pixels<T>& pixels, std::int64_t row_slot, std::int64_t row_slots, std::int64_t slot,
+                std::int64_t slots, std::int64_t width, std::vector<micro::Run>& runs) const {
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
     const std::int64_t step = map_.w.slot_step * pixels.w_step, depth = packed_.depth;
     const std::int64_t slot_step = packed_.lanes == Lanes::thin ? depth : depth * width;
     const bool channelwise = packed_.lanes == Lanes::channelwise;
     runs.clear();
-    for (std::int64_t i = 0; i < h.slots && slots > 0; ++i) {
+    for (std::int64_t i = 0; i < row_slots && slots > 0; ++i) {
       const std::int64_t a = i * map_.h.slot_step * pixels.h_step;
-      const std::int64_t b = ((h.slot + i) * kernel_w + slot) * slot_step;
+      const std::int64_t b = ((row_slot + i) * kernel_w + slot) * slot_step;
       if (!channelwise && step == depth) {
         runs.push_back({a, b, slots * depth});
         continue;

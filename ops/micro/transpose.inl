@@ -40,13 +40,12 @@ inline void transpose_block(const T* in, std::int64_t in_step, T* out, Offset of
   }
 }
 
-/// Blocks that fill whole lines of both sides, in an order that goes along the rows that are far apart, and
-/// in stretches whose results stay in the first cache. The last blocks overlap their neighbours. Rows a
-/// multiple of 4 KiB apart share the sets of that cache: no more of them at a time than it has ways.
+/// Squares of blocks that fill whole lines of both sides, one after the other along the rows that are far
+/// apart. A processor does not foresee short rows in turn: each square asks the second cache for the lines of
+/// the kAhead'th from there on, be it of the next call. The last blocks overlap their neighbours.
 template <class T, class Offset>
 inline void transpose_all(const Transpose<T> t, Offset offset) {
-  constexpr std::int64_t B = kBlock<T>, kLine = 64 / sizeof(T), kStretch = 8 * kLine,
-                         kPage = 4096 / sizeof(T);
+  constexpr std::int64_t B = kBlock<T>, kLine = 64 / sizeof(T), kAhead = 8;
   if (t.rows < B || t.columns < B) {
     for (std::int64_t j = 0; j < t.columns; ++j) {
       T* to = t.out + offset(j);
@@ -54,28 +53,33 @@ inline void transpose_all(const Transpose<T> t, Offset offset) {
     }
     return;
   }
-  const auto blocks = [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
-    for (std::int64_t i = i0; i < t.rows && i < i1; i += B) {
+  const bool along_out = t.in_step <= t.out_step;
+  struct Square {
+    std::int64_t i = 0, j = 0;
+  };
+  const auto advance = [&](Square& s) {
+    std::int64_t &inner = along_out ? s.i : s.j, &outer = along_out ? s.j : s.i;
+    inner += kLine;
+    if (inner >= (along_out ? t.rows : t.columns)) {
+      inner = 0;
+      outer += kLine;
+    }
+  };
+  Square ahead;
+  for (std::int64_t k = 0; k < kAhead; ++k) advance(ahead);
+  for (Square s; s.i < t.rows && s.j < t.columns; advance(s), advance(ahead)) {
+    for (std::int64_t k = 0; k < kLine; ++k) {
+      __builtin_prefetch(t.in + (ahead.i + k) * t.in_step + ahead.j, 0, 2);
+    }
+    for (std::int64_t k = ahead.j; along_out && k < t.columns && k < ahead.j + kLine; ++k) {
+      __builtin_prefetch(t.out + offset(k) + ahead.i, 1, 2);
+    }
+    for (std::int64_t i = s.i; i < t.rows && i < s.i + kLine; i += B) {
       const std::int64_t row = i < t.rows - B ? i : t.rows - B;
-      for (std::int64_t j = j0; j < t.columns && j < j1; j += B) {
+      for (std::int64_t j = s.j; j < t.columns && j < s.j + kLine; j += B) {
         const std::int64_t column = j < t.columns - B ? j : t.columns - B;
         transpose_block(t.in + row * t.in_step + column, t.in_step, t.out + row,
                         [&](std::int64_t k) { return offset(column + k); });
-      }
-    }
-  };
-  if (t.in_step <= t.out_step) {
-    for (std::int64_t j = 0; j < t.columns; j += kLine) {
-      for (std::int64_t i = 0; i < t.rows; i += kLine) blocks(i, i + kLine, j, j + kLine);
-    }
-  } else if (t.in_step % kPage == 0) {
-    for (std::int64_t i = 0; i < t.rows; i += B) blocks(i, i + B, 0, t.columns);
-  } else {
-    for (std::int64_t stretch = 0; stretch < t.columns; stretch += kStretch) {
-      for (std::int64_t i = 0; i < t.rows; i += kLine) {
-        for (std::int64_t j = stretch; j < stretch + kStretch; j += kLine) {
-          blocks(i, i + kLine, j, j + kLine);
-        }
       }
     }
   }
