@@ -12,34 +12,50 @@
 
 namespace tapedeck::cpu {
 
-/// Images as kernels read them, the channels of a pixel side by side: pixel (n,h,w) is at
-/// data + n*image_step + h*h_step + w*w_step.
+/// Images as kernels read them, the channels of a pixel and a group side by side: those of pixel (n,h,w) are
+/// at data + group*group_step + n*image_step + h*h_step + w*w_step.
 template <class T>
 struct Pixels {
   const T* data = nullptr;
-  std::int64_t image_step = 0, h_step = 0, w_step = 0;
+  std::int64_t image_step = 0, h_step = 0, w_step = 0, group_step = 0;
 };
 
-/// The steps of a tensor [n,c,h,w] that is nhwc already.
+/// The steps of a tensor [n,c,h,w] that is nhwc already, of so many groups.
 template <class T>
-Pixels<T> pixels_of(const Tensor& nhwc) {
+Pixels<T> pixels_of(const Tensor& nhwc, std::int64_t groups = 1) {
   const std::int64_t c = nhwc.size(1), h = nhwc.size(2), w = nhwc.size(3);
-  return {nhwc.data<T>(), h * w * c, w * c, c};
+  return {nhwc.data<T>(), h * w * c, w * c, c, c / groups};
 }
 
-/// Copies the channels of `count` pixels of an image of either layout, from `in` on, to pixels of `pixel`
-/// elements that lie `step` apart; behind those of each of `groups` groups come zeros.
+/// The groups whose pixels are best copied apart: what a kernel reads of a group is then near, where pixels
+/// of many groups would share the sets of the caches. Narrow ones stay together, for whole vectors.
+inline std::int64_t groups_apart(std::int64_t groups, std::int64_t channels) {
+  return channels / groups < 8 ? 1 : groups;
+}
+
+/// The steps of copied rows of some images, in pixels of `pixel` elements: all groups, each with `depth` of
+/// them, or if these are all, one group after the other.
 template <class T>
-void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::int64_t pixel,
-                   std::int64_t groups, T* to, std::int64_t step) {
+Pixels<T> copied_pixels(const T* data, std::int64_t images, std::int64_t rows, std::int64_t width,
+                        std::int64_t pixel, std::int64_t depth) {
+  const std::int64_t image = rows * width * pixel;
+  return {data, image, width * pixel, pixel, pixel == depth ? images * image : depth};
+}
+
+/// Copies the channels of `count` pixels of an image of either layout, from `in` on, to pixels that lie
+/// `step` apart and groups that lie `group_step` apart, of `padded` elements each: behind the channels come
+/// zeros.
+template <class T>
+void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::int64_t groups,
+                   std::int64_t padded, T* to, std::int64_t step, std::int64_t group_step) {
   const std::int64_t c = images.size(1), plane = images.size(2) * images.size(3);
-  const std::int64_t channels = c / groups, padded = pixel / groups;
+  const std::int64_t channels = c / groups;
   const bool planar = images.layout() == Layout::nchw;
-  if (!planar && pixel == c && step == c) {
+  if (!planar && groups == 1 && padded == c && step == c) {
     std::copy_n(in, count * c, to);
     return;
   }
-  for (std::int64_t g = 0; g < groups; ++g, in += channels * (planar ? plane : 1), to += padded) {
+  for (std::int64_t g = 0; g < groups; ++g, in += channels * (planar ? plane : 1), to += group_step) {
     if (planar) micro::kernels<T>().transpose({in, plane, channels, count, to, step, nullptr});
     for (std::int64_t p = 0; p < count && (!planar || padded > channels); ++p) {
       if (!planar) std::copy_n(in + p * c, channels, to + p * step);
@@ -49,7 +65,7 @@ void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::i
 }
 
 /// Copies images [begin, end) of a tensor of either layout to `to`, whose steps are those of `like`; the
-/// channels of each group are padded with zeros, to `padded` in all.
+/// channels of each group are padded with zeros to `padded`.
 template <class T>
 void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
                  std::int64_t padded, T* to, std::int64_t groups = 1) {
@@ -66,20 +82,20 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                    const std::int64_t n = i / bands, row = i % bands * band, rows = std::min(band, h - row);
                    T* out = to + n * like.image_step + row * like.h_step;
                    const T* in = from + (begin + n) * count + row * w * (planar ? 1 : c);
-                   copy_channels(images, in, rows * w, padded, groups, out, like.w_step);
+                   copy_channels(images, in, rows * w, groups, padded, out, like.w_step, like.group_step);
                  }
                });
 }
 
-/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixels of `pixel` elements
-/// one after the other; the channels of each group are padded with zeros.
+/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixels of `padded` elements
+/// one after the other, and groups `group_step` apart.
 template <class T>
-void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t pixel,
-               T* to, std::int64_t groups = 1) {
+void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t padded,
+               T* to, std::int64_t groups = 1, std::int64_t group_step = 0) {
   const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
   const bool planar = images.layout() == Layout::nchw;
   const T* in = images.data<T>() + n * c * h * w + row * w * (planar ? 1 : c);
-  copy_channels(images, in, rows * w, pixel, groups, to, pixel);
+  copy_channels(images, in, rows * w, groups, padded, to, padded, group_step);
 }
 
 /// Rows [begin, end).
@@ -143,6 +159,21 @@ void copy_for_lanes(const Tensor& images, std::int64_t begin, std::int64_t end, 
   });
 }
 
+/// A tensor whose groups are read as pixels: where it lies, or as a copy.
+struct PixelSource {
+  const Tensor& images;
+  bool in_place;
+  std::int64_t groups;
+
+  /// Groups that are apart in a copy, and elements of its pixels.
+  std::int64_t apart() const { return groups_apart(groups, images.size(1)); }
+  std::int64_t pixel() const { return images.size(1) / apart(); }
+  template <class T>
+  Pixels<T> copied(const T* data, std::int64_t count, std::int64_t rows) const {
+    return copied_pixels(data, count, rows, images.size(3), pixel(), images.size(1) / groups);
+  }
+};
+
 /// Whether images can be read as pixels where they lie, by vectors if `lanes` is not 1.
 inline bool is_in_place(const Tensor& images, std::int64_t channels, std::int64_t lanes) {
   return images.layout() == Layout::nhwc && channels % lanes == 0;
@@ -152,28 +183,31 @@ inline bool is_in_place(const Tensor& images, std::int64_t channels, std::int64_
 /// sums. What is not in place is copied by all threads, `slack` elements of memory after it. Small blocks
 /// stay in the caches; sums that do not are gone over less often in large ones.
 template <class T, class F>
-void for_each_block(const Tensor& x, bool x_in_place, const Tensor& y, bool y_in_place, std::int64_t slack,
-                    std::int64_t sum_bytes, F f) {
+void for_each_block(const PixelSource& x, const PixelSource& y, std::int64_t slack, std::int64_t sum_bytes,
+                    F f) {
   const std::int64_t block_bytes = (sum_bytes > 8 << 20 ? 8 : 1) << 20;
-  const std::int64_t n = x.size(0), x_image = x.count() / n, y_image = y.count() / n;
-  const std::int64_t copied = (x_in_place ? 0 : x_image) + (y_in_place ? 0 : y_image);
+  const std::int64_t n = x.images.size(0), x_image = x.images.count() / n, y_image = y.images.count() / n;
+  const std::int64_t copied = (x.in_place ? 0 : x_image) + (y.in_place ? 0 : y_image);
   const std::int64_t block =
       copied == 0
           ? n
           : std::clamp<std::int64_t>(block_bytes / (copied * static_cast<std::int64_t>(sizeof(T))), 1, n);
-  const Scratch<T> x_copy(x_in_place ? 0 : block * x_image + slack);
-  const Scratch<T> y_copy(y_in_place ? 0 : block * y_image + slack);
-  const auto pixels = [](const Tensor& images, bool in_place, std::int64_t begin, std::int64_t count,
-                         T* copy) {
-    Pixels<T> p = pixels_of<T>(images);
-    p.data = in_place ? p.data + begin * p.image_step : copy;
-    if (!in_place) copy_pixels(images, begin, begin + count, p, images.size(1), copy);
+  const Scratch<T> x_copy(x.in_place ? 0 : block * x_image + slack);
+  const Scratch<T> y_copy(y.in_place ? 0 : block * y_image + slack);
+  const auto pixels = [](const PixelSource& source, std::int64_t begin, std::int64_t count, T* copy) {
+    const Tensor& images = source.images;
+    if (source.in_place) {
+      Pixels<T> p = pixels_of<T>(images, source.groups);
+      p.data += begin * p.image_step;
+      return p;
+    }
+    const Pixels<T> p = source.copied<T>(copy, count, images.size(2));
+    copy_pixels(images, begin, begin + count, p, source.pixel(), copy, source.apart());
     return p;
   };
   for (std::int64_t begin = 0; begin < n; begin += block) {
     const std::int64_t images = std::min(block, n - begin);
-    f(pixels(x, x_in_place, begin, images, x_copy.data()),
-      pixels(y, y_in_place, begin, images, y_copy.data()), images);
+    f(pixels(x, begin, images, x_copy.data()), pixels(y, begin, images, y_copy.data()), images);
   }
 }
 

@@ -50,7 +50,12 @@ template <class T>
 class WeightGrad {
  public:
   WeightGrad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w)
-      : g_(g), x_(x), y_(y), w_(w), kernels_(micro::kernels<T>()), segments_(plain_plan(g.w).segments) {
+      : g_(g),
+        x_source_{x, false, g.groups},
+        y_source_{y, false, g.groups},
+        w_(w),
+        kernels_(micro::kernels<T>()),
+        segments_(plain_plan(g.w).segments) {
     const std::int64_t lanes = kernels_.lanes, cx = g.group_ci(), cy = g.group_co();
     const auto padded = [&](std::int64_t c) { return (c + lanes - 1) / lanes * lanes; };
     lanes_are_x_ =
@@ -59,8 +64,8 @@ class WeightGrad {
     columns_ = lanes_are_x_ ? cx : cy;
     width_ = padded(columns_);
     joined_ = lanes_are_x_ && rows_ < 8 && g.groups == 1 && g.w.dilation == 1 && g.w.kernel > 1;
-    x_in_place_ = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
-    y_in_place_ = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
+    x_source_.in_place = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
+    y_source_.in_place = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
   }
 
   void run() {
@@ -74,8 +79,7 @@ class WeightGrad {
     if (parts_ > 1) {
       add_parts();
     } else {
-      for_each_block<T>(x_, x_in_place_, y_, y_in_place_, slack(),
-                        count_ * static_cast<std::int64_t>(sizeof(T)),
+      for_each_block<T>(x_source_, y_source_, slack(), count_ * static_cast<std::int64_t>(sizeof(T)),
                         [&](const Pixels<T>& x, const Pixels<T>& y, std::int64_t images) {
                           add({x, y, sums_.data()}, images);
                         });
@@ -129,41 +133,26 @@ class WeightGrad {
     const std::int64_t y_rows =
         std::min(g_.h.out, (band_ - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1);
     parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> x_copy(x_in_place_ ? 0 : together_ * band_ * x_row + slack());
-      const Scratch<T> y_copy(y_in_place_ ? 0 : together_ * y_rows * y_row + slack());
+      const Scratch<T> x_copy(x_source_.in_place ? 0 : together_ * band_ * x_row + slack());
+      const Scratch<T> y_copy(y_source_.in_place ? 0 : together_ * y_rows * y_row + slack());
       Dealer& dealer = Dealer::of_this_thread();
       for (std::int64_t part = begin; part < end; ++part) {
         const std::int64_t last = g_.n * bands_ * (part + 1) / parts_;
         for (std::int64_t i = g_.n * bands_ * part / parts_; i < last; i += together_) {
           const std::int64_t n = i / bands_, row = i % bands_ * band_;
           const Chunk chunk{0, std::min(together_, last - i), row, std::min(band_, g_.h.in - row)};
-          Block<T> block{pixels_of<T>(x_), pixels_of<T>(y_), sums_.data() + part * count_};
-          block.x.data += n * block.x.image_step;
-          block.y.data += n * block.y.image_step;
           const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
-          if (!x_in_place_) {
-            block.x.image_step = chunk.rows * x_row;
-            block.x.data = x_copy.data() - row * x_row;
-          }
-          if (!y_in_place_) {
-            block.y.image_step = (y_end - y_first) * y_row;
-            block.y.data = y_copy.data() - y_first * y_row;
-          }
-          for (std::int64_t k = 0; k < chunk.images; ++k) {
-            if (!x_in_place_) {
-              copy_rows(x_, n + k, row, chunk.rows, g_.ci, x_copy.data() + k * block.x.image_step);
-            }
-            if (!y_in_place_) {
-              copy_rows(y_, n + k, y_first, y_end - y_first, g_.co, y_copy.data() + k * block.y.image_step);
-            }
-          }
+          const Block<T> block{pixels(x_source_, n, chunk.images, row, row + chunk.rows, x_copy.data()),
+                               pixels(y_source_, n, chunk.images, y_first, y_end, y_copy.data()),
+                               sums_.data() + part * count_};
           std::vector<const void*>& lines = dealer.begin(static_cast<double>(units_.size()));
           if (bands_ > 1 && i + 1 < g_.n * bands_ * end / parts_) {
             const std::int64_t next = (i + 1) / bands_, next_row = (i + 1) % bands_ * band_;
             const std::int64_t rows = std::min(band_, g_.h.in - next_row),
                                y_row_of_next = first_of_y(next_row);
-            lines_of_rows<T>(x_, next, next_row, rows, lines);
-            lines_of_rows<T>(y_, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next, lines);
+            lines_of_rows<T>(x_source_.images, next, next_row, rows, lines);
+            lines_of_rows<T>(y_source_.images, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next,
+                             lines);
           }
           for (const Unit& unit : units_) {
             add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit, dealer.deal(1));
@@ -171,6 +160,22 @@ class WeightGrad {
         }
       }
     });
+  }
+
+  /// Images [n, n + images) of a source, of which rows [row, row_end) are copied to `copy` if it is not in
+  /// place.
+  Pixels<T> pixels(const PixelSource& source, std::int64_t n, std::int64_t images, std::int64_t row,
+                   std::int64_t row_end, T* copy) const {
+    Pixels<T> p = pixels_of<T>(source.images, g_.groups);
+    p.data += n * p.image_step;
+    if (source.in_place) return p;
+    p = source.copied<T>(copy, images, row_end - row);
+    for (std::int64_t k = 0; k < images; ++k) {
+      copy_rows(source.images, n + k, row, row_end - row, source.pixel(), copy + k * p.image_step,
+                source.apart(), p.group_step);
+    }
+    p.data -= row * p.h_step;
+    return p;
   }
 
   void make_units(std::int64_t unit_rows) {
@@ -245,7 +250,7 @@ class WeightGrad {
     const auto add_columns = [&](std::int64_t iw, std::int64_t count, std::int64_t kw, std::int64_t row,
                                  std::int64_t rows) {
       if (count == 0 || rows <= 0) return;
-      const std::int64_t cx = panel.group * g_.group_ci(), cy = panel.group * g_.group_co();
+      const std::int64_t cx = panel.group * block.x.group_step, cy = panel.group * block.y.group_step;
       const T* x = block.x.data + chunk.image * block.x.image_step + begin * block.x.h_step +
                    iw * block.x.w_step + cx + (lanes_are_x_ ? panel.first : row);
       const T* y = block.y.data + chunk.image * block.y.image_step +
@@ -303,10 +308,11 @@ class WeightGrad {
   }
 
   const ConvTranspose2dGeometry& g_;
-  const Tensor &x_, &y_, &w_;
+  PixelSource x_source_, y_source_;
+  const Tensor& w_;
   const micro::Kernels<T>& kernels_;
   const std::vector<Segment> segments_;
-  bool lanes_are_x_ = true, joined_ = false, x_in_place_ = false, y_in_place_ = false;
+  bool lanes_are_x_ = true, joined_ = false;
   std::int64_t rows_ = 0, columns_ = 0, width_ = 0;  // channels of a group; width_: columns_ in whole vectors
   std::vector<LanePanel> panels_;
   std::vector<Unit> units_;

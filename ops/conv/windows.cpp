@@ -32,11 +32,16 @@ class Windows {
         to_(to),
         kernels_(micro::kernels<T>()),
         packed_(pack<T>(map, lanes, w, bias)),
+        groups_(packed_.depth > map.from_channels ? map.groups
+                : lanes == Lanes::channelwise     ? 1
+                                                  : groups_apart(map.groups, from.size(1))),
+        pixel_(packed_.pixel / groups_),
         planar_(to.layout() == Layout::nchw) {}
 
   void run() {
     if (from_.layout() == Layout::nhwc && packed_.pixel == from_.size(1) && !for_lanes()) {
-      return results({pixels_of<T>(from_), 0, map_.n, 0, map_.h.to, across_images(map_.n)}, nullptr);
+      return results({pixels_of<T>(from_, map_.groups), 0, map_.n, 0, map_.h.to, across_images(map_.n)},
+                     nullptr);
     }
     // Best, threads copy some rows of a few images each and compute from their own cache. Without enough such
     // parts they copy larger blocks together.
@@ -73,9 +78,6 @@ class Windows {
   bool for_lanes() const {
     return packed_.lanes == Lanes::channelwise && map_.from_channels * map_.to_channels > 1;
   }
-
-  /// Groups whose channels are padded each; channelwise lanes are those of all.
-  std::int64_t for_groups() const { return packed_.lanes == Lanes::channelwise ? 1 : map_.groups; }
 
   /// Rows [row, row + rows) of the results of images [first, first + images), and the pixels that they read.
   struct Block {
@@ -133,24 +135,22 @@ class Windows {
     const std::int64_t line = from_.size(3) * packed_.pixel;
     parallel_for(
         parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
-          const Scratch<T> copied(images_ * most * line);
+          const Scratch<T> memory(images_ * most * line);
           Dealer& dealer = Dealer::of_this_thread();
           for (std::int64_t i = begin; i < end; ++i) {
             const Part now = part(i);
             Block block;
             if (for_lanes()) {
-              block = copy(now.first, now.images, false, copied.data());
+              block = copy(now.first, now.images, false, memory.data());
             } else {
+              Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.size(3),
+                                                  pixel_, packed_.depth);
               for (std::int64_t n = 0; n < now.images; ++n) {
-                copy_rows(from_, now.first + n, now.read.begin, now.read.size(), packed_.pixel,
-                          copied.data() + n * now.read.size() * line, for_groups());
+                copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
+                          memory.data() + n * pixels.image_step, groups_, pixels.group_step);
               }
-              block = {{copied.data() - now.read.begin * line, now.read.size() * line, line, packed_.pixel},
-                       now.first,
-                       now.images,
-                       now.row,
-                       now.rows,
-                       false};
+              pixels.data -= now.read.begin * pixels.h_step;
+              block = {pixels, now.first, now.images, now.row, now.rows, false};
             }
             const auto work =
                 static_cast<double>(packed_.panels.size()) * static_cast<double>(now.images * now.rows);
@@ -172,13 +172,16 @@ class Windows {
   /// Channels-last copies of images; channelwise ones have the channels that each lane reads, one after the
   /// other. Where tiles go over images, images lie side by side.
   Block copy(std::int64_t first, std::int64_t images, bool across, T* to) const {
-    const std::int64_t pixel = packed_.pixel, w_step = across ? images * pixel : pixel;
-    const std::int64_t h_step = from_.size(3) * w_step;
-    const Pixels<T> pixels{to, across ? pixel : from_.size(2) * h_step, h_step, w_step};
+    Pixels<T> pixels = copied_pixels<T>(to, images, from_.size(2), from_.size(3), pixel_, packed_.depth);
+    if (across) {
+      pixels.image_step = pixel_;
+      pixels.h_step *= images;
+      pixels.w_step *= images;
+    }
     if (for_lanes()) {
-      copy_for_lanes(from_, first, first + images, pixels, map_.from_channels, map_.to_channels, pixel, to);
+      copy_for_lanes(from_, first, first + images, pixels, map_.from_channels, map_.to_channels, pixel_, to);
     } else {
-      copy_pixels(from_, first, first + images, pixels, pixel, to, for_groups());
+      copy_pixels(from_, first, first + images, pixels, pixel_, to, groups_);
     }
     return {pixels, first, images, 0, map_.h.to, across};
   }
@@ -233,8 +236,8 @@ class Windows {
     task.start = packed_.has_start ? packed_.start.data() + first_channel : nullptr;
     task.columns = p.columns;
     const bool channelwise = packed_.lanes == Lanes::channelwise;
-    const T* from =
-        pixels.data + item.image * pixels.image_step + (channelwise ? p.channel : p.group * packed_.depth);
+    const T* from = pixels.data + item.image * pixels.image_step +
+                    (channelwise ? p.channel : p.group * pixels.group_step);
     const auto kernel = channelwise                    ? kernels_.products
                         : packed_.lanes == Lanes::thin ? kernels_.dots
                                                        : kernels_.rows;
@@ -317,6 +320,7 @@ class Windows {
   const Tensor &from_, &to_;
   const micro::Kernels<T>& kernels_;
   const Packed<T> packed_;
+  const std::int64_t groups_, pixel_;  // that are copied apart, and elements of a pixel of one
   const bool planar_;
   std::int64_t band_ = 1, bands_ = 1, images_ = 1, parts_ = 1;
 };

@@ -80,7 +80,7 @@ class WinogradWeightGrad {
     if (parts_ > 1) {
       add_parts();
     } else {
-      for_each_block<float>(x_, x_in_place_, y_, y_in_place_, kernels_.lanes, sum_ * kSize,
+      for_each_block<float>({x_, x_in_place_, 1}, {y_, y_in_place_, 1}, kernels_.lanes, sum_ * kSize,
                             [&](const Pixels<float>& x, const Pixels<float>& y, std::int64_t images) {
                               add_block({x, y, images, 0, tile_rows_});
                             });
