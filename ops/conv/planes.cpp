@@ -104,10 +104,13 @@ void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, st
   for (std::int64_t c = 0; c < channels; ++c) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
     for (const Plane& p : h.planes) {
-      for (std::int64_t m = row + p.first; m < row + p.first + rows_of(p); ++m) {
-        const std::int64_t at = m * h.from_step + p.phase;
-        if (at < 0 || at >= h.from) continue;
-        append_lines(image + at * w.from, w.from, to);
+      // Of a plane that takes each row, all at once.
+      const std::int64_t at = (row + p.first) * h.from_step + p.phase;
+      const std::int64_t together = h.from_step == 1 ? rows_of(p) : 1;
+      for (std::int64_t m = 0; m < rows_of(p); m += together) {
+        const std::int64_t begin = std::clamp<std::int64_t>(at + m * h.from_step, 0, h.from);
+        const std::int64_t end = std::clamp<std::int64_t>(at + m * h.from_step + together, begin, h.from);
+        append_lines(image + begin * w.from, (end - begin) * w.from, to);
       }
     }
   }

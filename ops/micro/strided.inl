@@ -109,6 +109,9 @@ void join_row(const Strided<T>& t, const T* in, T* out) {
 
 template <class T>
 void split(const Strided<T>& t) {
+  if (t.step == 1 && t.rows > 1 && t.in_row == t.count && t.out_row == t.count) {  // one long row
+    return split(Strided<T>{t.in, t.out, t.offsets, 1, t.rows * t.count});
+  }
   if (t.step <= kMaxStep) {
     return with_constant<kMaxStep>(t.step, [&]<int S>() {
       for (std::int64_t row = 0; row < t.rows; ++row) {
