@@ -67,8 +67,8 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
   const std::int64_t copied = band + h.last - h.first, columns = std::min(g.w.in, pitch - kLanes);
   const std::int64_t y_row = g.h.stride * g.w.out, taps = g.h.kernel * g.w.kernel;
   const bool past_caches = y.bytes() >= kStreamBytes;
-  // Kernels store two vectors at once, whole ones past the caches.
-  const bool is_aligned = g.w.out % (2 * kLanes) == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
+  // Kernels store whole vectors past the caches.
+  const bool is_aligned = g.w.out % kLanes == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
   const std::int64_t buffered = past_caches && !is_aligned ? band * y_row : 0;
   parallel_for(
       g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row), [&](std::int64_t begin, std::int64_t end) {
@@ -106,6 +106,11 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
             task.rows = std::min(band, phase.count - row);
             task.width = g.w.out;
             task.past_caches = past_caches && is_aligned;
+            // The rows of x of the next item, a share for each phase.
+            const std::int64_t share = band * g.w.in / g.h.stride;
+            const std::int64_t next = (plane * g.h.in + row + band + h.last) * g.w.in + r * share;
+            task.ahead = x.data<float>() + std::min(next, x.count());
+            task.ahead_count = std::clamp<std::int64_t>(x.count() - next, 0, share);
             kernels.spread_pairs(task);
           }
           if (buffered > 0)

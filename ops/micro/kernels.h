@@ -131,9 +131,10 @@ struct Strided {
 ///   gather_pairs   to[i,m] = start + the sum over k, j of weights[k,j] * from[i,k,2m + at + j]
 ///   pair_sums      to[j] += the sum over i, m of x[i,m] * from[i,2m + at + j]
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
-/// on; `past_caches` needs rows of results that are whole pairs of vectors and aligned as such. The others
-/// read only the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest
-/// is zeros. There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0.
+/// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
+/// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
+/// There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0. spread_pairs asks the second cache
+/// for `ahead_count` elements from `ahead` on.
 constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;
 struct PairTask {
   std::int64_t at, tap_count, tap_rows, tap_row;
@@ -148,6 +149,8 @@ struct PairTask {
   const std::uint16_t* lanes = nullptr;
   const float* x = nullptr;
   std::int64_t x_row = 0;
+  const float* ahead = nullptr;
+  std::int64_t ahead_count = 0;
 };
 
 /// The maps of minimal filtering that conv/winograd.h defines.

@@ -53,7 +53,7 @@ template <int Taps, int At, int V>
       const Vector<float> joined = merge<L, WantedOfJoin<L, 2, half>>(sums[v], sums[v][0]);
       const std::int64_t at = 2 * (m + v * L) + half * L;
       if (t.past_caches) {
-        store_past_caches(y + at, joined);
+        if (at < t.width) store_past_caches(y + at, joined);
       } else {
         store(y + at, joined, part<float>(t.width, at));
       }
@@ -66,7 +66,10 @@ void spread_pairs(const PairTask& t) {
   constexpr std::int64_t L = kLanes<float>;
   const float* x = t.from;
   float* y = t.to;
+  const float* ahead = t.ahead;
+  const std::int64_t asked = t.rows > 0 ? (t.ahead_count + t.rows - 1) / t.rows : 0;  // of a row
   for (std::int64_t i = 0; i < t.rows; ++i, x += t.from_row, y += t.to_row) {
+    for (const float* const until = ahead + asked; ahead < until; ahead += L) __builtin_prefetch(ahead, 0, 2);
     std::int64_t m = 0;
     for (; 2 * (m + L) < t.width; m += 2 * L) spread_tile<Taps, At, 2>(t, x, y, m);
     if (2 * m < t.width) spread_tile<Taps, At, 1>(t, x, y, m);
