@@ -22,6 +22,7 @@ namespace {
 constexpr std::int64_t kPlaneBytes = 384 << 10;  // that are read, in the cache of a core
 constexpr std::int64_t kResultBytes = 12 << 10;  // of a channel, beside them
 constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
+constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them: lines of shorter ones are shared
 constexpr std::int64_t kItems = 16;              // that keep many threads busy
 
 template <class T>
@@ -38,7 +39,8 @@ class Correlate {
         bias_(bias.defined() ? bias.data<T>() : nullptr),
         kernels_(micro::kernels<T>()),
         panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
-        past_caches_(to.bytes() >= kStreamBytes),
+        past_caches_(to.bytes() >= kStreamBytes &&
+                     w_.to * static_cast<std::int64_t>(sizeof(T)) >= kStreamRow),
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows()),
         dense_(band_),
