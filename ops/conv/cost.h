@@ -20,6 +20,8 @@ constexpr double kTransposed = 0.7, kTransposedBack = 1.2, kTransposedLate = 1.5
                  kSpreadToLanes = 3;                         // of a tensor
 constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in place
 constexpr double kRow = 15;                                  // of a row of planes
+constexpr double kFarRow = 30;                               // and of one that comes from memory
+constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
 constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
 constexpr double kMapped = 0.2;                              // of a channel of a point of minimal filtering
 constexpr double kSumOfLanes = 7, kThinResult = 12;
@@ -29,6 +31,7 @@ constexpr double kCalled = 120;           // of a row of results whose windows a
 constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
 constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
+constexpr double kInGroups = 2.5;         // of minimal filtering: many small products, each with an end
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 inline double vectors_of(std::int64_t channels, std::int64_t lanes) {
@@ -53,9 +56,9 @@ double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std:
   const std::int64_t lanes = micro::kernels<T>().lanes;
   const double products = points * static_cast<double>(from) * vectors_of(to, lanes);
   const double mapped = (vectors_of(from, lanes) + vectors_of(to, lanes)) * static_cast<double>(lanes);
-  // Groups are many small products, each with an end.
-  return products * (g.groups > 1 ? 2.0 : 1.25) + kMapped * points * mapped +
-         3 * kPacked * static_cast<double>(g.weight_shape().count());
+  const double all = 1.25 * products + kMapped * points * mapped +
+                     3 * kPacked * static_cast<double>(g.weight_shape().count());
+  return all * (g.groups > 1 ? kInGroups : 1);
 }
 
 /// Rows of single channels at stride 2; `start` is what a channel of an image costs before its rows.
@@ -84,6 +87,13 @@ double plane_products(const ConvTranspose2dGeometry& g, const PlaneAxis& h, cons
          static_cast<double>(lanes);
 }
 
+/// What rows of planes that come from memory cost beside their elements.
+template <class T>
+double far_rows(const ConvTranspose2dGeometry& g) {
+  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * sizeof(T));
+  return bytes > kFarBytes ? kFarRow * static_cast<double>(g.n * (g.ci * g.h.in + g.co * g.h.out)) : 0;
+}
+
 /// The costs of the results of a direction.
 template <class T>
 Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
@@ -105,7 +115,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
                                   kRead * read + (is_dense ? kDense : kWritten) * written +
                                   kRow * (read / static_cast<double>(w.from) +
                                           (is_dense ? 0 : written / static_cast<double>(w.to))) +
-                                  kPackedForPlanes * weights;
+                                  kPackedForPlanes * weights + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written,
@@ -148,7 +158,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
           : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
                 (is_dense ? kDense : kRead) * x +
                 kRow * (y / static_cast<double>(w.from) + (is_dense ? 0 : x / static_cast<double>(w.to))) +
-                kSumOfLanes * sums;
+                kSumOfLanes * sums + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
   const double moved = kTransposedLate * (x + y) + kPacked * weights;
