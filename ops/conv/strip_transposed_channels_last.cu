@@ -3,10 +3,11 @@
 //
 //   y[n, oh, ow, co] = bias[co] + sum over ci and taps: x[n, ih, iw, ci] * w[ci, co, kh, kw]
 //
-// A block keeps the weights of up to 16 channels of y in shared memory and takes one tile of x after another
-// (strip_plan.h), the next on its way while one is multiplied. A warp has 32 results of a row and a phase at
-// a time. What it has in registers are whole sectors of y: a thread's 4 channels are neighbours, and so are
-// those of the four threads of a pixel, so that nothing is staged. A phase without taps is one of no steps.
+// A block keeps the weights of up to 16 channels of y of some groups in shared memory and takes one tile of x
+// after another (strip_plan.h), the next on its way while one is multiplied. A warp has 32 results of a row,
+// a phase and a group at a time. What it has in registers are whole sectors of y: a thread's 4 channels are
+// neighbours, and so are those of the four threads of a pixel, so that nothing is staged; warps side by side
+// have the groups of the same pixels. A phase without taps is one of no steps.
 //
 //   thread   0        1        2          3            4 ...
 //   pixel 0  co 0..3  co 4..7  co 8..11  co 12..15  |  pixel 1, a stride further
@@ -31,9 +32,10 @@ struct Arguments {
   const void *x, *w, *bias;
   void* y;
   int blocks;  // of channels of y of a group
+  int groups;  // of a block
   int tiles, units;
   int parts;  // of 32 results, of a row of a phase
-  Divider by_parts;
+  Divider by_groups, by_parts;
   int offsets, weights, bias_at, entries, ring, stage_bytes;  // bytes from the start of shared memory
 };
 
@@ -57,12 +59,14 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
   Entry* const entries = reinterpret_cast<Entry*>(memory + call.entries);
 
-  const int combinations = plan.groups * call.blocks,
+  const int combinations = plan.groups / call.groups * call.blocks,
             combination = static_cast<int>(blockIdx.x) % combinations;
-  const int group = combination / call.blocks, first = (combination - group * call.blocks) * kN * 8;
+  const int part_of_groups = combination / call.blocks, group = part_of_groups * call.groups,
+            first = (combination - part_of_groups * call.blocks) * kN * 8;
   const int channels = min(kN * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
   const int low_h = kept(p.slot_of.low), stage_bytes = kept(call.stage_bytes);
-  const auto copy = copy_of<T, true>(p, plan.from_channels, p.slots);
+  const PixelCopy<T> copy(call.groups * p.chunk, call.groups * p.chunk, p.slots, plan.from_h, plan.from_w,
+                          p.pitch, p.copies, plan.from);
   const T* const from = static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels;
   int next_tile = static_cast<int>(blockIdx.x) / combinations, next_stage = 0;
   const int tile_step = static_cast<int>(gridDim.x) / combinations;
@@ -80,12 +84,14 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   copy_next();
 
   make_offsets(p, offsets);
-  make_weights<T, kN, true>(p, static_cast<const T*>(call.w), group, first, kN, weights);
-  if (threadIdx.x < kN * 8) {
-    const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
-    bias[threadIdx.x] =
-        exists ? convert<float>(static_cast<const T*>(call.bias)[channel + static_cast<int>(threadIdx.x)])
-               : 0.0f;
+  const int of_group = kept(p.steps * kN * 64);  // floats
+  for (int i = 0; i < call.groups; ++i)
+    make_weights<T, kN, true>(p, static_cast<const T*>(call.w), group + i, first, kN, weights + i * of_group);
+  for (int e = threadIdx.x; e < call.groups * kN * 8; e += kThreads) {
+    const int i = e / (kN * 8), c = e - i * (kN * 8);
+    const bool exists = call.bias != nullptr && c < channels;
+    bias[e] =
+        exists ? convert<float>(static_cast<const T*>(call.bias)[channel + i * plan.to_channels + c]) : 0.0f;
   }
   for (int e = threadIdx.x; e < p.rows * plan.phases(); e += kThreads) {
     const int a = e / plan.phases(), phase = e - a * plan.phases(), i = phase / plan.w.count;
@@ -104,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int units = kept(call.units), to_h = kept(p.to_h), step_h = kept(plan.h.phase[0].to_step),
             step_w = kept(plan.w.phase[0].to_step);
   const int y_row = kept(plan.to.h), y_pixel = kept(plan.to.w), y_step = kept(step_w * plan.to.w);
+  const int x_group = kept(p.chunk / kStep * p.pitch * p.bytes), y_group = kept(plan.to_channels);
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
   const float2* const my_weights = reinterpret_cast<const float2*>(weights) + lane;
   const bool writes = t * kVector < channels;
@@ -119,30 +126,35 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
     stage ^= 1;
     T* const image = static_cast<T*>(call.y) + tile.image * plan.to.n + channel + t * kVector;
     for (int unit = warp; unit < units; unit += kWarps) {
-      const int at = call.by_parts.divide(unit), part = call.by_parts.modulo(unit, at);
+      const int rest = call.by_groups.divide(unit), i = call.by_groups.modulo(unit, rest);
+      const int at = call.by_parts.divide(rest), part = call.by_parts.modulo(rest, at);
       const Entry entry = entries[at];
       const int row = tile.a * step_h + entry.row, result = part * (kM * kPixels) + g;
       if (row >= to_h) continue;
-      Sums<kM, kN> sums = {};
+      using Vector = Pack<float, kVector>;
+      const Vector start = reinterpret_cast<const Vector*>(bias)[i * 4 + t];
+      Sums<kM, kN> sums;
       unsigned pixels[kM];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) pixels[m] = x_tile + entry.x + (result + m * kPixels) * kPixelBytes;
+      for (int m = 0; m < kM; ++m) {
+        pixels[m] = x_tile + entry.x + i * x_group + (result + m * kPixels) * kPixelBytes;
+#pragma unroll
+        for (int v = 0; v < kN * 4; ++v) sums.values[m][v / 4][v % 4] = start.values[v / 4 * 2 + v % 2];
+      }
       multiply_steps<T, kParts, true>(sums, pixels, 8 * kPixelBytes, table + entry.begin * 4,
-                                      my_weights + entry.begin * kN * 32, kN * 32, entry.steps);
-      T* const to = image + static_cast<std::int64_t>(row) * y_row +
-                    static_cast<std::int64_t>(tile.b + result) * y_step + entry.column * y_pixel;
+                                      my_weights + i * (of_group / 2) + entry.begin * kN * 32, kN * 32,
+                                      entry.steps);
+      T* to = image + i * y_group + static_cast<std::int64_t>(row) * y_row +
+              static_cast<std::int64_t>(tile.b + result) * y_step + entry.column * y_pixel;
+      const int left = writes ? entry.results - tile.b - result : 0;
 #pragma unroll
-      for (int m = 0; m < kM; ++m)
+      for (int b = 0; b < kM * kPixels; b += 8, to += 8 * y_step) {
+        Pack<T, kVector> pack;
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const int b = m * kPixels + k * 8;
-          if (tile.b + result + b >= entry.results || !writes) continue;
-          Pack<T, kVector> pack;
-#pragma unroll
-          for (int v = 0; v < kVector; ++v)
-            pack.values[v] = convert<T>(sums.values[m][v / 2][k * 2 + v % 2] + bias[t * kVector + v]);
-          *reinterpret_cast<Pack<T, kVector>*>(to + static_cast<std::int64_t>(b) * y_step) = pack;
-        }
+        for (int v = 0; v < kVector; ++v)
+          pack.values[v] = convert<T>(sums.values[b / kPixels][v / 2][b / 8 % 2 * 2 + v % 2]);
+        if (b < left) *reinterpret_cast<Pack<T, kVector>*>(to) = pack;
+      }
     }
   }
 }
@@ -163,24 +175,33 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
       Strip& p = a.strip;
       p = start;
       p.set_tile(rows, columns, p.plan.from_channels, 16, 32, 0);
+      // Groups whose channels of y are 256 bytes: a pixel's are written at about the same time.
+      a.groups = 1;
+      while (p.plan.to_channels <= channels && p.plan.groups % (2 * a.groups) == 0 &&
+             2 * a.groups * channels * bytes <= 256) {
+        a.groups *= 2;
+      }
+      p.slot_pitch *= a.groups;
       const auto align = [](int n) { return (n + 127) / 128 * 128; };
       a.parts = columns / (kM * kPixels);
       a.by_parts = Divider(a.parts);
-      a.units = rows * p.plan.phases() * a.parts;
+      a.by_groups = Divider(a.groups);
+      a.units = rows * p.plan.phases() * a.parts * a.groups;
       a.offsets = 0;
       a.weights = align(p.steps * kStep * 4);
-      a.bias_at = a.weights + p.steps * channels * kStep * 4;
-      a.entries = a.bias_at + channels * 4;
+      a.bias_at = a.weights + a.groups * p.steps * channels * kStep * 4;
+      a.entries = a.bias_at + a.groups * channels * 4;
       a.ring = align(a.entries + rows * p.plan.phases() * static_cast<int>(sizeof(Entry)));
       a.stage_bytes = align(p.tile_bytes());
       if (a.ring + 2 * a.stage_bytes > (kMostShared >> 1) - 1024) continue;  // of two blocks a multiprocessor
-      const std::int64_t combinations = p.plan.groups * ceil_div(p.plan.to_channels, channels);
-      const double written = static_cast<double>(p.plan.phases()) * channels,
+      const std::int64_t combinations = p.plan.groups / a.groups * ceil_div(p.plan.to_channels, channels);
+      const double written = static_cast<double>(p.plan.phases()) * channels * a.groups,
                    fixed = 6000.0 / (rows * columns);  // of a tile, mostly waiting
       const double busy =
           static_cast<double>(a.units) / static_cast<double>(ceil_div(a.units, kWarps) * kWarps);
       const double turns = static_cast<double>(ceil_div(p.tiles() * combinations, 264));
-      const double cost = turns * rows * columns * (written / busy + p.read() * p.plan.from_channels + fixed);
+      const double cost =
+          turns * rows * columns * (written / busy + p.read() * p.plan.from_channels * a.groups + fixed);
       if (best.tiles > 0 && cost >= least) continue;
       least = cost;
       best = a;
@@ -196,7 +217,7 @@ void launch(const Arguments& a, Device device) {
   const int bytes = a.ring + 2 * a.stage_bytes;
   const auto kernel = strip_transposed_channels_last_kernel<T, kParts, kN>;
   conv_gemm::allow_shared_memory(kernel, bytes);
-  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
+  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) / a.groups * a.blocks;
   int resident_blocks = 0;  // of a multiprocessor
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, kernel, kThreads,
                                                            static_cast<std::size_t>(bytes)),
