@@ -129,7 +129,7 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes, bool l
   p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
   p.plan.to = strides(c.ci, p.to_h, p.to_w);
   const int copy = copy_bytes(nullptr, p.plan.from_w, p.bytes), groups = p.slot_of.groups;
-  p.set_tile(1, 8 << random.in(0, 2), random_chunk(p, random), copy, 16, 8);
+  p.set_tile(1, 8 << random.in(0, 2), random_chunk(p, random), copy, 16, 8, true);
   const Values y = random.integers(c.y_count()), w = random.integers(c.w_count());
   Values x(c.x_count(), 0.0);
   for (int image = 0; image < p.plan.n; ++image)
@@ -146,9 +146,13 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes, bool l
               for (int b = 0; b < p.columns && b0 + b < p.to_w; ++b)
                 for (int k = 0; k < p.row_steps() * kStep; ++k) {
                   const int offset = p.row_offset(k) + b * p.reach_w.step * p.pixel,
-                            channel = offset / p.pitch * p.pixel + offset % p.pixel,
-                            at_column = offset % p.pitch / p.pixel;
-                  const int column = b0 * p.reach_w.step + p.low_w + at_column;
+                            channel = offset / p.pitch * p.pixel + offset % p.pixel;
+                  const int column = b0 * p.reach_w.step + p.low_w + offset % p.pitch / p.pixel;
+                  // Elements 8 channels further have the same shift.
+                  const int base = static_cast<int>(random.in(0, 7)), first = b0 * p.reach_w.step + p.low_w;
+                  const int shift = p.shift(base, channel, in, first);
+                  ASSERT_EQ(shift, p.shift(base, channel % kStep, in, first));
+                  const int at_column = offset % p.pitch / p.pixel + shift;
                   ASSERT_LT(channel, p.chunk);
                   ASSERT_LT(at_column, p.copies * p.copy);
                   const int co = chunk * p.chunk + channel;

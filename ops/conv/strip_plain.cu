@@ -116,20 +116,18 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   for (int e = threadIdx.x; e < call.steps * kStep; e += kThreads) {
     const int k = p.element_of(e / kStep, e % kStep / 2, e % 2);
-    offsets[e] = (kRows == 1 ? p.offset(0, 0, k) : p.row_offset(k)) * p.bytes;
+    offsets[e] = p.row_offset(k) * p.bytes;
   }
   // [chunk][tap along h][step][8 channels][thread]; where a row of x meets one group of y's only, its taps
   // along h are steps, too.
-  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32),
-            taps = kept(kRows == 1 ? 1 : plan.kernel_h);
+  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32), taps = kept(plan.kernel_h);
 #pragma unroll 4
   for (int e = threadIdx.x; e < p.chunks * taps * of_tap; e += kThreads) {
     const int lane = e % 32, tap = e / of_tap, rest = (e - tap * of_tap) / 32, chunk = tap / taps;
     const auto read = [&](int half) {
       const int k = p.element_of(rest / all_n, lane % 4, half),
                 m = first + channel_of<kN, kLast>(rest % all_n, lane / 4);
-      const std::int64_t at = kRows == 1 ? p.weight(group, chunk, 0, 0, k, m)
-                                         : p.row_weight(group, chunk, tap - chunk * taps, k, m);
+      const std::int64_t at = p.row_weight(group, chunk, tap - chunk * taps, k, m);
       return at < 0 ? 0.0f : convert<float>(static_cast<const T*>(call.w)[at]);
     };
     weights[e] = W::make(read(0), read(1));
@@ -145,16 +143,21 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, pixel = warp / call.columns * (kM * kPixels) + g;
   const int step_bytes = step_w * (kLast ? kStep : 1) * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
-  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))),
-            slots = kept(kRows == 1 ? 1 : p.slot_of.count), groups = kept(p.slot_of.groups),
-            weight_step = kept(all_n * 32);
+  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))), slots = kept(p.slot_of.count),
+            groups = kept(p.slot_of.groups), weight_step = kept(all_n * 32);
   const unsigned ring = shared_address(memory + call.ring) + pixel * step_bytes;
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
   const typename W::Stored* const my_weights = weights + warp_n * 32 + lane;
 
+  const int shifts = kept(p.shifts), row_pitch = kept(plan.from.h), plane = kept(plan.from.c);
+  const int y_base = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T));
+
   int stage = 0;
   for (int index = first_item; index < call.items; index += item_step) {
     const Item item(call, index);
+    // Of this thread's first channel, in the tile's first column and row 0 of y.
+    const int shift_of_item =
+        p.shift(y_base + static_cast<int>(item.image * plan.from.n), t, 0, item.b * step_w + low_w);
     Sums<kM, kN> sums[kRows] = {};
     for (int q = item.begin; q < item.end; ++q) {
       for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -170,6 +173,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         unsigned pixels = ring + stage * stage_bytes;
         if (++stage == stages) stage = 0;
         for (int slot = 0; slot < slots; ++slot, pixels += slot_bytes) {
+          const int shift = shift_of_item + (q * step_h + slot_rows[slot]) * row_pitch;
+          const unsigned first = pixels + static_cast<unsigned>(shift & shifts) * sizeof(T),
+                         second = pixels + static_cast<unsigned>((shift + 4 * plane) & shifts) * sizeof(T);
           const typename W::Stored* of_row[kRows];
           bool meets[kRows], all = true;
 #pragma unroll
@@ -185,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             Fragment<T, kParts, 4> a[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m)
-              a[m] = load_pixels<T, kParts, kLast>(pixels + m * 2 * half, half, at);
+              a[m] = load_pixels<T, kParts, kLast>(first + m * 2 * half, second + m * 2 * half, half, at);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
               if (!kAll && !meets[r]) continue;
@@ -204,6 +210,9 @@ __global__ void __launch_bounds__(kThreads, 2)
             if (all && end - begin == kFlush) {
 #pragma unroll
               for (int s = 0; s < kFlush; ++s) add.template operator()<true>(to, begin + s);
+            } else if (all && end - begin == 2) {
+#pragma unroll
+              for (int s = 0; s < 2; ++s) add.template operator()<true>(to, begin + s);
             } else if (all) {
               for (int s = begin; s < end; ++s) add.template operator()<true>(to, s);
             } else {
@@ -292,14 +301,14 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     PlainArguments a{};
     Strip& p = a.strip;
     p = start;
-    p.set_tile(1, columns, chunk, copy, 16, 8);
+    p.set_tile(1, columns, chunk, copy, 16, 8, true);
     a.columns = side;
     a.blocks = static_cast<int>(ceil_div(channels, side * chosen.n * 8));
-    a.steps = met == 1 ? p.steps : p.row_steps();
+    a.steps = p.row_steps();
     a.stage_bytes = p.slot_of.count * p.slot_pitch * bytes;
     const auto align = [](int n) { return (n + 127) / 128 * 128; };
-    const std::int64_t weights = std::int64_t{p.chunks} * (met == 1 ? 1 : taps) * a.steps * side * chosen.n *
-                                 256 * (three && chosen.rows > 1 ? 2 : 1);
+    const std::int64_t weights =
+        std::int64_t{p.chunks} * taps * a.steps * side * chosen.n * 256 * (three && chosen.rows > 1 ? 2 : 1);
     if (weights > 128 << 10) continue;
     a.weights = align(a.steps * kStep * 4);
     a.bias_at = a.weights + static_cast<int>(weights);
@@ -315,8 +324,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     a.stages = std::min(a.stages, kMostStages);
     const double row = p.copies * p.copy + (last ? 0 : 64.0 / bytes);
     const double read = row / columns * p.slot_of.count * waiting(a.stage_bytes, blocks * (a.stages - 1));
-    const double work =
-        static_cast<double>(a.steps) / chunk * (met == 1 ? 1 : p.slot_of.count) * (m == 1 ? 4 : 3.5);
+    const double work = static_cast<double>(a.steps) / chunk * p.slot_of.count * (m == 1 ? 4 : 3.5);
     // What a stage takes besides, mostly waiting.
     const double fixed = 12000.0 / (blocks * chunk * columns);
     const double cost = (std::max(read, work) + 0.3 * std::min(read, work)) * (blocks == 1 ? 1.1 : 1) + fixed;

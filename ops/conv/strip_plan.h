@@ -7,6 +7,9 @@
 //   [slot of a row][channel][column], zeros outside the image; channels last:
 //   [slot of a row][8 channels][column][channel of these].
 //
+// Where rows of `from` are not aligned to copies of 16 bytes, they may lie as they do in memory: the first
+// column of a row is as far from a multiple of 16 bytes, its shift, as it is there.
+//
 // Rows that no tap reaches have no slot: (row - low) mod step is one of `residues`. Sums are products of 16
 // pixels and 8 channels in steps of 8 of k = (tap, channel). What k is, is a table of offsets in shared
 // memory; a pixel's window is its first offset plus the table's, whatever stride, dilation and padding are.
@@ -104,16 +107,22 @@ struct Strip {
 
   /// Of a tile and of the channels of `from` that are in shared memory at once. `copy_bytes`: of one copy, to
   /// which the rows of `from` are aligned; `modulus`, `remainder`: what the words between channels are.
-  /// Channels last copy whole pixels, of a multiple of 8 channels.
+  /// Channels last copy whole pixels, of a multiple of 8 channels. `may_shift`: rows that are aligned to less
+  /// than 16 bytes, but to 4, are shifted, so that their copies have 16. Channels 8 apart have the same
+  /// shift.
   void set_tile(int tile_rows, int tile_columns, int chunk_channels, int copy_bytes, int modulus,
-                int remainder) {
+                int remainder, bool may_shift = false) {
     rows = tile_rows, columns = tile_columns;
     chunk = chunk_channels;
+    const bool shifted =
+        may_shift && pixel == 1 && copy_bytes >= 4 && copy_bytes < 16 && chunk_channels % kStep == 0;
+    if (shifted) copy_bytes = 16;
+    shifts = shifted ? 16 / bytes - 1 : 0;
     chunks = (plan.from_channels + chunk - 1) / chunk;
     by_chunk = Divider(chunk);
     copy = pixel == 1 ? copy_bytes / bytes : 1;
-    low_w = static_cast<int>(ConvAxis::floor_div(reach_w.low, copy)) * copy;
-    const int need = reach_w.high - low_w + 1 + (columns - 1) * reach_w.step;
+    low_w = shifted ? reach_w.low : static_cast<int>(ConvAxis::floor_div(reach_w.low, copy)) * copy;
+    const int need = reach_w.high - low_w + 1 + (columns - 1) * reach_w.step + shifts;
     copies = (need + copy - 1) / copy;
     const int unit = 4 / bytes, least = (copies * copy * pixel + unit - 1) / unit;  // words
     // Channels last: a warp's copies, of 16 bytes of neighbouring 8 channels, meet different banks.
@@ -123,8 +132,16 @@ struct Strip {
     slot_pitch = (pixel == 1 ? chunk : chunk / pixel) * pitch;
     tiles_w = std::max(1, (reach_w.most + columns - 1) / columns);
     tiles_h = std::max(1, (reach_h.most + rows - 1) / rows);
-    copy_lanes = 4;
-    while (copy_lanes < 32 && copy_lanes < copies) copy_lanes *= 2;
+    // Of instructions: some of each row, and some of each of its copies.
+    const int all_rows = (rows == 1 ? slot_of.count : slots) * chunk;
+    int least_work = 0;
+    for (int lanes = 4; lanes <= 32; lanes *= 2) {
+      const int together = kThreads / lanes,
+                work = (all_rows + together - 1) / together * (35 + (copies + lanes - 1) / lanes * 15);
+      if (least_work > 0 && work >= least_work) continue;
+      least_work = work;
+      copy_lanes = lanes;
+    }
     steps = 0;
     for (int i = 0; i < plan.h.count; ++i)
       for (int j = 0; j < plan.w.count; ++j) {
@@ -154,6 +171,11 @@ struct Strip {
   }
   /// The first column of `from` in shared memory.
   TAPEDECK_HD int first_column(const Tile& tile) const { return tile.b * reach_w.step + low_w; }
+  /// The shift of the row of a channel at `column`, for an image and a channel 0 that begin `base` elements
+  /// past a multiple of 16 bytes.
+  TAPEDECK_HD int shift(int base, int channel, int row, int column) const {
+    return (base + channel * plan.from.c + row * plan.from.h + column) & shifts;
+  }
   /// The row of `from` of a slot.
   TAPEDECK_HD int row(const Tile& tile, int slot) const { return tile.a * reach_h.step + slot_of.row(slot); }
 
@@ -226,6 +248,7 @@ struct Strip {
   int copy = 1, copies = 0;   // elements of one copy; copies of a row
   int copy_lanes = 32;        // threads that share a row's
   int low_w = 0, pitch = 0;   // of a row of shared memory
+  int shifts = 0;             // the most that a row is shifted, a power of two less one, or none
   int slots = 0, slot_pitch = 0;
   int tiles_h = 0, tiles_w = 0;
   int steps = 0, step_begin[kMaxPhases * kMaxPhases + 1] = {};

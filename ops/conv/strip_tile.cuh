@@ -51,10 +51,11 @@ template <class T>
 class RowCopy {
  public:
   /// `channels` that shared memory has, `existing` that the tensor has of these, `rows` to copy; `copies` of
-  /// `copy` elements of a row, which `lanes` threads share.
+  /// `copy` elements of a row, which `lanes` threads share. Rows are shifted by up to `shifts`.
   __device__ RowCopy(int channels, int existing, int rows, int height, int width, int pitch, int copy,
-                     int copies, int lanes, const ImageStrides& strides)
+                     int copies, int lanes, const ImageStrides& strides, int shifts = 0)
       : exist(existing),
+        shifts_(kept(shifts)),
         channels_(kept(channels)),
         rows_(kept(rows)),
         height_(kept(height)),
@@ -76,6 +77,7 @@ class RowCopy {
   /// channel.
   template <class Row>
   __device__ __forceinline__ void start(T* to, const T* from, int first_column, Row row) const {
+    if (shifts_ > 0) return start_shifted(to, from, first_column, row);
     if (bytes_ == 16) return start_by<16>(to, from, first_column, row);
     if (bytes_ == 8) return start_by<8>(to, from, first_column, row);
     if (bytes_ == 4) return start_by<4>(to, from, first_column, row);
@@ -113,7 +115,47 @@ class RowCopy {
     }
   }
 
-  int channels_, rows_, height_, width_, pitch_, bytes_, copies_, lanes_, stride_c_, stride_h_;
+  /// Rows as far from multiples of 16 bytes as they are in memory. A copy that begins before a row, of what
+  /// the row before it ends with, is made of copies of 4 bytes.
+  template <class Row>
+  __device__ __forceinline__ void start_shifted(T* to, const T* from, int first_column, Row row) const {
+    constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kWord = 4 / static_cast<int>(sizeof(T));
+    int slot = slot_, channel = channel_;
+    const int step = lanes_ * kElements;
+    while (slot < rows_) {
+      const int y = row(slot);
+      const bool inside = static_cast<unsigned>(y) < static_cast<unsigned>(height_) && channel < exist;
+      const int width = inside ? width_ : 0;
+      const T* source = from + static_cast<std::int64_t>(channel) * stride_c_ +
+                        static_cast<std::int64_t>(y) * stride_h_ + first_column;
+      const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) / sizeof(T)) & shifts_;
+      int x = first_column - shift + lane_ * kElements;
+      source += lane_ * kElements - shift;
+      unsigned address = shared_address(to + (slot * channels_ + channel) * pitch_ + lane_ * kElements);
+#pragma unroll 2
+      for (int i = lane_; i < copies_; i += lanes_) {
+        if (x < 0 && x > -kElements) {
+#pragma unroll
+          for (int k = 0; k < kElements; k += kWord) {
+            copy_or_zero<4>(address + static_cast<unsigned>(k) * sizeof(T), source + k,
+                            static_cast<unsigned>(x + k) < static_cast<unsigned>(width));
+          }
+        } else {
+          const int exist_here = x < 0 ? 0 : min(max(width - x, 0), kElements);
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
+                       "r"(exist_here * static_cast<int>(sizeof(T)))
+                       : "memory");
+        }
+        x += step;
+        source += step;
+        address += static_cast<unsigned>(step) * sizeof(T);
+      }
+      channel += step_;
+      while (channel >= channels_) channel -= channels_, ++slot;
+    }
+  }
+
+  int shifts_, channels_, rows_, height_, width_, pitch_, bytes_, copies_, lanes_, stride_c_, stride_h_;
   int lane_, slot_, channel_, step_;  // of this thread; threads of a block that start a row each
 };
 
@@ -177,8 +219,8 @@ __device__ __forceinline__ Copy<T, kLast> copy_of(const Strip& p, int existing, 
   if constexpr (kLast) {
     return {p.chunk, existing, rows, p.plan.from_h, p.plan.from_w, p.pitch, p.copies, p.plan.from};
   } else {
-    return {p.chunk, existing, rows,     p.plan.from_h, p.plan.from_w,
-            p.pitch, p.copy,   p.copies, p.copy_lanes,  p.plan.from};
+    return {p.chunk, existing, rows,         p.plan.from_h, p.plan.from_w, p.pitch,
+            p.copy,  p.copies, p.copy_lanes, p.plan.from,   p.shifts};
   }
 }
 
@@ -239,9 +281,11 @@ struct Fragment {
 };
 
 /// The elements of a step of a thread's two pixels, of which the second is `half` bytes further; `at`: of the
-/// two elements of k, or of the first of two neighbours.
+/// two elements of k, or of the first of two neighbours. `second`: the pixel's address for the second
+/// element.
 template <class T, int kParts, bool kLast>
-__device__ __forceinline__ Fragment<T, kParts, 4> load_pixels(unsigned pixel, int half, const int2& at) {
+__device__ __forceinline__ Fragment<T, kParts, 4> load_pixels(unsigned pixel, unsigned second, int half,
+                                                              const int2& at) {
   Fragment<T, kParts, 4> a;
   if constexpr (kLast) {
     const float2 x = load_two<T>(pixel + at.x), y = load_two<T>(pixel + at.x + half);
@@ -250,7 +294,7 @@ __device__ __forceinline__ Fragment<T, kParts, 4> load_pixels(unsigned pixel, in
     a.set(2, x.y);
     a.set(3, y.y);
   } else {
-    const unsigned x = pixel + at.x, y = pixel + at.y;
+    const unsigned x = pixel + at.x, y = second + at.y;
     a.set(0, load<T>(x));
     a.set(1, load<T>(x + half));
     a.set(2, load<T>(y));
@@ -326,22 +370,20 @@ __device__ __forceinline__ void add_sums(Sums<kM, kN>& to, const Sums<kM, kN>& f
 /// sums += products of `steps` steps. `pixels`: addresses in shared memory of this thread's first pixel of
 /// each 16, the other being `half` bytes further; `offsets`: the table's row of this thread, in bytes, of (k,
 /// k + 4) for k = l%4; `weights`: this thread's of the first 8 channels, `pitch` apart from step to step.
-template <class T, int kParts, bool kLast, int kM, int kN>
+template <class T, int kParts, bool kLast, bool kSplit, int kM, int kN>
 __device__ __forceinline__ void multiply_steps(Sums<kM, kN>& sums, const unsigned (&pixels)[kM], int half,
-                                               const int2* offsets, const float2* weights, int pitch,
-                                               int steps) {
+                                               const int2* offsets,
+                                               const typename Weights<T, kParts, kSplit>::Stored* weights,
+                                               int pitch, int steps) {
   const auto add = [&](Sums<kM, kN>& to) {
     const int2 at = *offsets;
     offsets += 4;
     Fragment<T, kParts, 4> a[kM];
 #pragma unroll
-    for (int i = 0; i < kM; ++i) a[i] = load_pixels<T, kParts, kLast>(pixels[i], half, at);
+    for (int i = 0; i < kM; ++i) a[i] = load_pixels<T, kParts, kLast>(pixels[i], pixels[i], half, at);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const float2 w = weights[j * 32];
-      Fragment<T, kParts, 2> b;
-      b.set(0, w.x);
-      b.set(1, w.y);
+      const auto b = Weights<T, kParts, kSplit>::read(weights[j * 32]);
 #pragma unroll
       for (int i = 0; i < kM; ++i) multiply<T, kParts>(to.values[i][j], a[i], b);
     }
@@ -373,22 +415,25 @@ __device__ __forceinline__ void make_offsets(const Strip& p, int* offsets) {
   }
 }
 
-/// Fills the weights of a group and `tiles` * 8 channels of `to` from `first` on, as multiply_steps() wants
-/// them: [chunk][step][8 channels][thread] of two elements of k.
-template <class T, int kN, bool kLast>
-__device__ __forceinline__ void make_weights(const Strip& p, const T* w, int group, int first, int tiles,
-                                             float* weights) {
-  const int of_step = tiles * 64, all = p.chunks * p.steps * of_step;
+/// Fills the weights of a group and kN * 8 channels of `to` from `first` on, as multiply_steps() wants them:
+/// [chunk][step][8 channels][thread] of two elements of k.
+template <class T, int kParts, int kN, bool kLast, bool kSplit>
+__device__ __forceinline__ void make_weights(const Strip& p, const T* w, int group, int first,
+                                             typename Weights<T, kParts, kSplit>::Stored* weights) {
+  constexpr int kOfStep = kN * 32;
 #pragma unroll 4
-  for (int e = threadIdx.x; e < all; e += kThreads) {
-    const int step = e / of_step, rest = e - step * of_step, lane = rest % 64 / 2;
+  for (int e = threadIdx.x; e < p.chunks * p.steps * kOfStep; e += kThreads) {
+    const int step = e / kOfStep, rest = e % kOfStep, lane = rest % 32;
     const int chunk = step / p.steps, of_chunk = step - chunk * p.steps;
     int phase = 0;
     while (p.step_begin[phase + 1] <= of_chunk) ++phase;
-    const int k = p.element_of(of_chunk - p.step_begin[phase], lane % 4, rest % 2);
-    const std::int64_t at = p.weight(group, chunk, phase / p.plan.w.count, phase % p.plan.w.count, k,
-                                     first + channel_of<kN, kLast>(rest / 64, lane / 4));
-    weights[e] = at < 0 ? 0.0f : convert<float>(w[at]);
+    const auto read = [&](int half) {
+      const std::int64_t at = p.weight(group, chunk, phase / p.plan.w.count, phase % p.plan.w.count,
+                                       p.element_of(of_chunk - p.step_begin[phase], lane % 4, half),
+                                       first + channel_of<kN, kLast>(rest / 32, lane / 4));
+      return at < 0 ? 0.0f : convert<float>(w[at]);
+    };
+    weights[e] = Weights<T, kParts, kSplit>::make(read(0), read(1));
   }
 }
 

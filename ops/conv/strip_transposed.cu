@@ -99,7 +99,9 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
-  float* const weights = reinterpret_cast<float*>(memory + call.weights);
+  constexpr bool kSplit = kParts == 3;
+  using W = Weights<T, kParts, kSplit>;
+  typename W::Stored* const weights = reinterpret_cast<typename W::Stored*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
   T* const x_tile = reinterpret_cast<T*>(memory + call.tile);
   T* const stage = reinterpret_cast<T*>(memory + call.stage);
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int group = combination / call.blocks, first = (combination - group * call.blocks) * kN * 8;
   const int channels = min(kN * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
   make_offsets(p, offsets);
-  make_weights<T, kN, false>(p, static_cast<const T*>(call.w), group, first, kN, weights);
+  make_weights<T, kParts, kN, false, kSplit>(p, static_cast<const T*>(call.w), group, first, weights);
   if (threadIdx.x < kN * 8) {
     const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
     bias[threadIdx.x] =
@@ -133,9 +135,15 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
     // Of a phase that ends before others do, rows past its end are past y's end, too.
     row_entries[at] = {i * plan.w.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step};
   }
+  // Of column phases, too, those that taps reach come first: warps share the work.
   for (int e = threadIdx.x; e < plan.phases(); e += kThreads) {
-    phase_entries[e] = {p.step_begin[e], p.step_begin[e + 1] - p.step_begin[e],
-                        plan.w.phase[e % plan.w.count].to};
+    const int i = e / plan.w.count, j = e - i * plan.w.count;
+    int at = i * plan.w.count;
+    for (int k = 0; k < plan.w.count; ++k) {
+      const bool first = plan.w.phase[k].taps > 0, mine = plan.w.phase[j].taps > 0;
+      at += first != mine ? first : k < j;
+    }
+    phase_entries[at] = {p.step_begin[e], p.step_begin[e + 1] - p.step_begin[e], plan.w.phase[j].to};
   }
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -149,12 +157,21 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
             unit_step = kWarps / parts_w;
   const unsigned x_address = shared_address(x_tile) + first_pixel * static_cast<int>(sizeof(T));
   const auto copy = copy_of<T, false>(p, plan.from_channels, p.slots);
-  const int low_h = kept(p.slot_of.low);
+  const int low_h = kept(p.slot_of.low), half_step = kept(8 * step_w);
+  static_assert(kM == 2);
   const T* const from =
       static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels * plan.from.c;
   // How far the first element of y is from a multiple of 16 bytes.
   const int y_shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(call.y) / sizeof(T)) % kElements;
 
+  // What this thread's sums begin with.
+  float starts[kN * 2];
+#pragma unroll
+  for (int v = 0; v < kN * 2; ++v) {
+    const int c = v / 2 * 8 + t * 2 + v % 2;
+    const bool exists = call.bias != nullptr && c < channels;
+    starts[v] = exists ? convert<float>(static_cast<const T*>(call.bias)[channel + c]) : 0.0f;
+  }
   const int tile_step = static_cast<int>(gridDim.x) / combinations;
   const auto start_copy = [&](int tile_index) {
     if (tile_index < call.tiles) {
@@ -191,8 +208,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
       const int row = first_row + row_entries[dead].to, c = dead_channel;
       dead_channel += kWarps;
       if (row < to_h) {
-        fill_row(image + static_cast<std::int64_t>(c) * plane + static_cast<std::int64_t>(row) * y_pitch,
-                 convert<T>(bias[c]), shift_of(row, c), columns);
+        fill_row(image + (c * plane + row * y_pitch), convert<T>(bias[c]), shift_of(row, c), columns);
       }
       return true;
     };
@@ -206,30 +222,32 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
         const int row = first_row + entry.to;
         if (row < to_h) {
           const PhaseEntry phase = phase_entries[entry.phase + j];
-          Sums<kM, kN> sums = {};
+          Sums<kM, kN> sums;
           unsigned pixels[kM];
 #pragma unroll
-          for (int m = 0; m < kM; ++m)
+          for (int m = 0; m < kM; ++m) {
             pixels[m] = x_address + entry.x + m * kPixels * static_cast<int>(sizeof(T));
-          multiply_steps<T, kParts, false>(
+#pragma unroll
+            for (int v = 0; v < kN * 4; ++v) sums.values[m][v / 4][v % 4] = starts[v / 4 * 2 + v % 2];
+          }
+          multiply_steps<T, kParts, false, kSplit>(
               sums, pixels, 8 * static_cast<int>(sizeof(T)),
               reinterpret_cast<const int2*>(offsets) + phase.begin * 4 + t,
-              reinterpret_cast<const float2*>(weights) + phase.begin * kN * 32 + lane, kN * 32, phase.steps);
-          T* const to = stage + staged * kept_channels * staged_pitch + phase.to + first_pixel * step_w;
+              weights + phase.begin * kN * 32 + lane, kN * 32, phase.steps);
+          // Channels 8 apart have the same shift.
 #pragma unroll
-          for (int n = 0; n < kN; ++n)
+          for (int k = 0; k < 2; ++k) {
+            T* to = stage + (staged * kept_channels + t * 2 + k) * staged_pitch + shift_of(row, t * 2 + k) +
+                    phase.to + first_pixel * step_w;
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              const int c = n * 8 + t * 2 + k;
-              if (c >= kept_channels) continue;
-              T* const of_channel = to + c * staged_pitch + shift_of(row, c);
-              const float start = bias[c];
-#pragma unroll
-              for (int m = 0; m < kM; ++m) {
-                of_channel[m * kPixels * step_w] = convert<T>(sums.values[m][n][k] + start);
-                of_channel[(m * kPixels + 8) * step_w] = convert<T>(sums.values[m][n][k + 2] + start);
-              }
+            for (int n = 0; n < kN; ++n, to += 8 * staged_pitch) {
+              if (n * 8 + t * 2 + k >= kept_channels) continue;
+              to[0] = convert<T>(sums.values[0][n][k]);
+              to[half_step] = convert<T>(sums.values[0][n][k + 2]);
+              to[2 * half_step] = convert<T>(sums.values[1][n][k]);
+              to[3 * half_step] = convert<T>(sums.values[1][n][k + 2]);
             }
+          }
         }
         fill_next();
         j += unit_step;
@@ -246,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
         const int row = first_row + entry.to;
         if (row < to_h) {
           const int shift = shift_of(row, c);
-          write_row(image + static_cast<std::int64_t>(c) * plane + static_cast<std::int64_t>(row) * y_pitch,
+          write_row(image + (c * plane + row * y_pitch),
                     stage + (staged * kept_channels + c) * staged_pitch + shift, shift, columns);
         }
         c += kWarps;
@@ -261,51 +279,62 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
 
 /// The arguments but for tensors and strides; `tiles` 0 where shared memory is too small.
 TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy, int channels) {
+  const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   TransposedArguments best{};
   const int bytes = static_cast<int>(size_of(dtype)), elements = kStoreBytes / bytes;
   const Strip start(g, true, bytes);
-  int live_phases = 0;
-  for (int i = 0; i < start.plan.h.count; ++i) live_phases += start.plan.h.phase[i].taps > 0;
+  const auto reached = [](const PhaseAxes& axis) {
+    int live = 0;
+    for (int i = 0; i < axis.count; ++i) live += axis.phase[i].taps > 0;
+    return live;
+  };
+  const int live_h = reached(start.plan.h), live_w = reached(start.plan.w);
   double least = 0;
   for (int columns : {32, 64, 128, 256}) {
     for (int rows : {1, 2, 4, 8}) {
-      TransposedArguments a{};
-      Strip& p = a.strip;
-      p = start;
-      p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
-      const int results = columns * p.plan.w.phase[0].to_step, all_rows = rows * p.plan.h.count;
-      // The pitch is 4 words modulo 8, so that neighbouring channels' sums meet different banks.
-      a.staged_pitch = ((results + elements) * bytes + 31) / 32 * 32 / bytes + 16 / bytes;
-      const int parts = p.plan.w.count * columns / (kM * kPixels);
-      const int some = std::min(channels, p.plan.to_channels);
-      a.staged_rows = std::clamp(2 * kWarps / parts, 1, rows * live_phases);
-      const auto align = [](int n) { return (n + 127) / 128 * 128; };
-      a.offsets = 0;
-      a.weights = align(p.steps * kStep * 4);
-      a.bias_at = a.weights + p.steps * channels * kStep * 4;
-      a.entries = a.bias_at + channels * 4;
-      a.tile = align(a.entries + all_rows * static_cast<int>(sizeof(RowEntry)) +
-                     p.plan.phases() * static_cast<int>(sizeof(PhaseEntry)));
-      a.stage = align(a.tile + p.tile_bytes());
-      const int total = a.stage + a.staged_rows * some * a.staged_pitch * bytes;
-      constexpr int kMost = (kMostShared >> 1) - 1024;  // of two blocks a multiprocessor
-      if (total > kMost) continue;
-      // Bytes that move, and warps without work while sums are made.
-      const double pixels = static_cast<double>(p.tiles_h) * rows * p.tiles_w * columns;
-      const double reread = static_cast<double>(p.slots) / rows * p.pitch / columns;
-      const double edges =
-          1 + 64.0 / (static_cast<double>(results) * bytes);  // rows begin and end in a sector
-      const double written = static_cast<double>(p.plan.h.count) * p.plan.w.count * channels * edges;
-      const int units = a.staged_rows * parts;
-      const double idle = static_cast<double>((units + kWarps - 1) / kWarps * kWarps) / units;
-      const double blocks = static_cast<double>(p.tiles()) * p.plan.groups * p.plan.to_channels / channels;
-      const double waves = blocks < 264 ? 264 / blocks : 1;
-      const double cost = pixels * waves * (written * (0.7 + 0.3 * idle) + reread * p.plan.from_channels);
-      if (best.tiles > 0 && cost >= least) continue;
-      least = cost;
-      best = a;
-      best.tiles = std::max(1, p.tiles());
-      best.blocks = (p.plan.to_channels + channels - 1) / channels;
+      for (int staged : {1, 2, 3, 4, 6, 8, 12, 16}) {
+        if (staged > rows * live_h) break;
+        TransposedArguments a{};
+        Strip& p = a.strip;
+        p = start;
+        p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
+        const int results = columns * p.plan.w.phase[0].to_step, all_rows = rows * p.plan.h.count;
+        // The pitch is 4 words modulo 8, so that neighbouring channels' sums meet different banks.
+        a.staged_pitch = ((results + elements) * bytes + 31) / 32 * 32 / bytes + 16 / bytes;
+        a.staged_rows = staged;
+        const int some = std::min(channels, p.plan.to_channels);
+        const auto align = [](int n) { return (n + 127) / 128 * 128; };
+        a.offsets = 0;
+        a.weights = align(p.steps * kStep * 4);
+        a.bias_at = a.weights + p.steps * channels * kStep * (three ? 8 : 4);
+        a.entries = a.bias_at + channels * 4;
+        a.tile = align(a.entries + all_rows * static_cast<int>(sizeof(RowEntry)) +
+                       p.plan.phases() * static_cast<int>(sizeof(PhaseEntry)));
+        a.stage = align(a.tile + p.tile_bytes());
+        const int total = a.stage + a.staged_rows * some * a.staged_pitch * bytes;
+        constexpr int kMost = (kMostShared >> 1) - 1024;  // of two blocks a multiprocessor
+        if (total > kMost) continue;
+        // Bytes that move, warps without work while sums are made, and what barriers cost.
+        const double pixels = static_cast<double>(p.tiles_h) * rows * p.tiles_w * columns;
+        const double reread = static_cast<double>(p.slots) / rows * p.pitch / columns;
+        const double edges =
+            1 + 64.0 / (static_cast<double>(results) * bytes);  // rows begin and end in a sector
+        const double written = static_cast<double>(p.plan.h.count) * p.plan.w.count * channels * edges;
+        // Warps of a part of the columns share the phases of staged rows, some of them without taps.
+        const int warps = std::max(1, kWarps / (columns / (kM * kPixels)));
+        const int live_units = staged * live_w;
+        const double idle = static_cast<double>((live_units + warps - 1) / warps * warps) / live_units;
+        const double fixed = 4000.0 * (rows * live_h / static_cast<double>(staged)) / (rows * columns);
+        const double blocks = static_cast<double>(p.tiles()) * p.plan.groups * p.plan.to_channels / channels;
+        const double waves = blocks < 264 ? 264 / blocks : 1;
+        const double cost =
+            pixels * waves * (written * (0.7 + 0.3 * idle) + reread * p.plan.from_channels + fixed);
+        if (best.tiles > 0 && cost >= least) continue;
+        least = cost;
+        best = a;
+        best.tiles = std::max(1, p.tiles());
+        best.blocks = (p.plan.to_channels + channels - 1) / channels;
+      }
     }
   }
   return best;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
-  float* const weights = reinterpret_cast<float*>(memory + call.weights);
+  float2* const weights = reinterpret_cast<float2*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
   Entry* const entries = reinterpret_cast<Entry*>(memory + call.entries);
 
@@ -84,9 +84,10 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   copy_next();
 
   make_offsets(p, offsets);
-  const int of_group = kept(p.steps * kN * 64);  // floats
+  const int of_group = kept(p.steps * kN * 32);
   for (int i = 0; i < call.groups; ++i)
-    make_weights<T, kN, true>(p, static_cast<const T*>(call.w), group + i, first, kN, weights + i * of_group);
+    make_weights<T, kParts, kN, true, false>(p, static_cast<const T*>(call.w), group + i, first,
+                                             weights + i * of_group);
   for (int e = threadIdx.x; e < call.groups * kN * 8; e += kThreads) {
     const int i = e / (kN * 8), c = e - i * (kN * 8);
     const bool exists = call.bias != nullptr && c < channels;
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int y_row = kept(plan.to.h), y_pixel = kept(plan.to.w), y_step = kept(step_w * plan.to.w);
   const int x_group = kept(p.chunk / kStep * p.pitch * p.bytes), y_group = kept(plan.to_channels);
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
-  const float2* const my_weights = reinterpret_cast<const float2*>(weights) + lane;
+  const float2* const my_weights = weights + lane;
   const bool writes = t * kVector < channels;
 
   int stage = 0;
@@ -141,9 +142,9 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
 #pragma unroll
         for (int v = 0; v < kN * 4; ++v) sums.values[m][v / 4][v % 4] = start.values[v / 4 * 2 + v % 2];
       }
-      multiply_steps<T, kParts, true>(sums, pixels, 8 * kPixelBytes, table + entry.begin * 4,
-                                      my_weights + i * (of_group / 2) + entry.begin * kN * 32, kN * 32,
-                                      entry.steps);
+      multiply_steps<T, kParts, true, false>(sums, pixels, 8 * kPixelBytes, table + entry.begin * 4,
+                                             my_weights + i * of_group + entry.begin * kN * 32, kN * 32,
+                                             entry.steps);
       T* to = image + i * y_group + static_cast<std::int64_t>(row) * y_row +
               static_cast<std::int64_t>(tile.b + result) * y_step + entry.column * y_pixel;
       const int left = writes ? entry.results - tile.b - result : 0;

@@ -140,10 +140,16 @@ __global__ void __launch_bounds__(kThreads, 2)
   const unsigned ring = shared_address(memory + call.ring);
   const int tiles_m = (p.row_elements() + kPixels - 1) / kPixels;
 
+  const int shifts = kept(p.shifts), row_pitch = kept(plan.from.h);
+  const int y_base = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) / sizeof(T));
+
   float sums[kSlots * kRows][kM][4] = {};
   int stage = 0;
   for (int index = split; index < call.items; index += call.splits) {
     const Item item(call, index);
+    // Of this thread's first channel of y, in the tile's first column and row 0.
+    const int shift_of_item =
+        p.shift(y_base + static_cast<int>(item.image * plan.from.n), g, 0, item.b * step_w + low_w);
     Fragment<T, kParts, 2> of_x[kRows][kSteps];
 #pragma unroll
     for (auto& row : of_x)
@@ -171,7 +177,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        const unsigned row = at + y_offset + slot * slot_bytes;
+        const int shift = shift_of_item + (q * step_h + slot_rows[slot]) * row_pitch;
+        const unsigned row =
+            at + y_offset + slot * slot_bytes + static_cast<unsigned>(shift & shifts) * sizeof(T);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           if (m >= tiles_m) break;
@@ -256,7 +264,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   Strip& p = a.strip;
   p = start;
   const int columns = kWarps / a.side * kSteps * 8;
-  p.set_tile(1, columns, y_channels, y_copy, 8, 4);
+  p.set_tile(1, columns, y_channels, y_copy, 8, 4, true);
   a.x_copy = x_copy / bytes;
   a.x_copies = static_cast<int>(ceil_div(columns, a.x_copy));
   a.x_lanes = 4;
