@@ -32,6 +32,7 @@ using conv_gemm::ImageStrides;
 using conv_strip::commit_copies;
 using conv_strip::copy_or_zero;
 using conv_strip::shared_address;
+using conv_strip::store;
 using conv_strip::wait_for_copies;
 
 constexpr int kMostWarps = 8, kAhead = 3;  // kAhead: groups of rows on their way
@@ -302,8 +303,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       Pack<T, kVector<T>> pack;
 #pragma unroll
       for (int v = 0; v < kVector<T>; ++v) pack.values[v] = convert<T>(sums[c][h][w].values[v]);
-      *reinterpret_cast<Pack<T, kVector<T>>*>(to + static_cast<std::int64_t>(row * kOut + h) * to_strides.h +
-                                              (c * kOut + w) * to_strides.w) = pack;
+      store(to + static_cast<std::int64_t>(row * kOut + h) * to_strides.h + (c * kOut + w) * to_strides.w,
+            pack);
     }
   }
 }

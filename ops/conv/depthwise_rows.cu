@@ -183,7 +183,7 @@ constexpr int reach(bool high) {
 }
 
 template <class T, int K, int S, int P>
-__global__ void __launch_bounds__(kBlock, 3)
+__global__ void __launch_bounds__(kBlock, 4)
     depthwise_rows_forward_kernel(const __grid_constant__ Arguments a) {
   constexpr int kPixels = Windows<T, K, S, P>::kPixels, kOwn = kPixels * S;
   constexpr int kLow = reach<K, S, P>(false), kHigh = reach<K, S, P>(true), kRows = kHigh - kLow + 1;

@@ -46,6 +46,12 @@ struct PlainArguments {
   int offsets, weights, bias_at, ring;  // bytes from the start of shared memory
 };
 
+/// Where a row of y meets one row of x only, its taps along h are steps, too; but 16-bit rows are shifted,
+/// those of different taps differently.
+constexpr bool is_merged(int rows, std::size_t bytes, bool last) {
+  return rows == 1 && (bytes == 4 || last);
+}
+
 /// What a block goes down: results [begin, end) of column tile b of an image.
 struct Item {
   __device__ Item(const PlainArguments& call, int index) {
@@ -62,15 +68,15 @@ struct Item {
 template <class T, int kParts, bool kLast, int kRows, int kM, int kN>
 __global__ void __launch_bounds__(kThreads, 2)
     strip_plain_kernel(const __grid_constant__ PlainArguments call) {
-  constexpr bool kSplit = kParts == 3 && kRows > 1;
-  using W = Weights<T, kParts, kSplit>;
+  constexpr bool kSplit = kParts == 3 && kRows > 1, kMerged = is_merged(kRows, sizeof(T), kLast);
+  using P = Product<T, kParts, kLast, kSplit>;
   extern __shared__ uint4 shared[];
   __shared__ int slot_rows[kMaxPhases], taps_of[kMaxPhases * kMostRows];
   char* const memory = reinterpret_cast<char*>(shared);
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
-  typename W::Stored* const weights = reinterpret_cast<typename W::Stored*>(memory + call.weights);
+  typename P::Stored* const weights = reinterpret_cast<typename P::Stored*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
 
   const int combinations = plan.groups * call.blocks,
@@ -87,6 +93,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int chunk_channels = kept(p.chunk), chunks = kept(p.chunks), stages = kept(call.stages),
             stage_bytes = kept(call.stage_bytes);
   auto copy = copy_of<T, kLast>(p, 0, p.slot_of.count);
+  if constexpr (!kLast) copy.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
   const int step_h = kept(p.reach_h.step), step_w = kept(p.reach_w.step), low_w = kept(p.low_w);
   const std::int64_t chunk_stride = static_cast<std::int64_t>(chunk_channels) * plan.from.c;
   int next_index = first_item, next_chunk = 0, next_stage = 0;
@@ -116,21 +123,22 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   for (int e = threadIdx.x; e < call.steps * kStep; e += kThreads) {
     const int k = p.element_of(e / kStep, e % kStep / 2, e % 2);
-    offsets[e] = p.row_offset(k) * p.bytes;
+    offsets[e] = (kMerged ? p.offset(0, 0, k) : p.row_offset(k)) * p.bytes;
   }
   // [chunk][tap along h][step][8 channels][thread]; where a row of x meets one group of y's only, its taps
   // along h are steps, too.
-  const int steps = kept(call.steps), of_tap = kept(steps * all_n * 32), taps = kept(plan.kernel_h);
+  const int steps = kept(call.steps), of_tap = kept(steps / P::kSteps * all_n * 32),
+            taps = kept(kMerged ? 1 : plan.kernel_h);
 #pragma unroll 4
   for (int e = threadIdx.x; e < p.chunks * taps * of_tap; e += kThreads) {
     const int lane = e % 32, tap = e / of_tap, rest = (e - tap * of_tap) / 32, chunk = tap / taps;
-    const auto read = [&](int half) {
-      const int k = p.element_of(rest / all_n, lane % 4, half),
+    weights[e] = P::make([&](int s, int half) {
+      const int k = p.element_of(rest / all_n * P::kSteps + s, lane % 4, half),
                 m = first + channel_of<kN, kLast>(rest % all_n, lane / 4);
-      const std::int64_t at = p.row_weight(group, chunk, tap - chunk * taps, k, m);
+      const std::int64_t at =
+          kMerged ? p.weight(group, chunk, 0, 0, k, m) : p.row_weight(group, chunk, tap - chunk * taps, k, m);
       return at < 0 ? 0.0f : convert<float>(static_cast<const T*>(call.w)[at]);
-    };
-    weights[e] = W::make(read(0), read(1));
+    });
   }
   if (static_cast<int>(threadIdx.x) < all_n * 8) {
     const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
@@ -143,11 +151,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, pixel = warp / call.columns * (kM * kPixels) + g;
   const int step_bytes = step_w * (kLast ? kStep : 1) * static_cast<int>(sizeof(T)), half = 8 * step_bytes;
-  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))), slots = kept(p.slot_of.count),
-            groups = kept(p.slot_of.groups), weight_step = kept(all_n * 32);
+  const int slot_bytes = kept(p.slot_pitch * static_cast<int>(sizeof(T))),
+            slots = kept(kMerged ? 1 : p.slot_of.count), groups = kept(p.slot_of.groups),
+            weight_step = kept(all_n * 32);
   const unsigned ring = shared_address(memory + call.ring) + pixel * step_bytes;
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
-  const typename W::Stored* const my_weights = weights + warp_n * 32 + lane;
+  const typename P::Stored* const my_weights = weights + warp_n * 32 + lane;
 
   const int shifts = kept(p.shifts), row_pitch = kept(plan.from.h), plane = kept(plan.from.c);
   const int y_base = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T));
@@ -176,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           const int shift = shift_of_item + (q * step_h + slot_rows[slot]) * row_pitch;
           const unsigned first = pixels + static_cast<unsigned>(shift & shifts) * sizeof(T),
                          second = pixels + static_cast<unsigned>((shift + 4 * plane) & shifts) * sizeof(T);
-          const typename W::Stored* of_row[kRows];
+          const typename P::Stored* of_row[kRows];
           bool meets[kRows], all = true;
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
@@ -187,19 +196,18 @@ __global__ void __launch_bounds__(kThreads, 2)
           }
           // kAll: without branches, so that loads of later steps are under way.
           const auto add = [&]<bool kAll>(Sums<kM, kN>(&to)[kRows], int s) {
-            const int2 at = table[s * 4];
-            Fragment<T, kParts, 4> a[kM];
+            typename P::A a[kM];
 #pragma unroll
             for (int m = 0; m < kM; ++m)
-              a[m] = load_pixels<T, kParts, kLast>(first + m * 2 * half, second + m * 2 * half, half, at);
+              a[m] = P::load(first + m * 2 * half, second + m * 2 * half, half, table + s * 4);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
               if (!kAll && !meets[r]) continue;
 #pragma unroll
               for (int n = 0; n < kN; ++n) {
-                const auto b = W::read(of_row[r][s * weight_step + n * 32]);
+                const auto b = P::read(of_row[r][s / P::kSteps * weight_step + n * 32]);
 #pragma unroll
-                for (int m = 0; m < kM; ++m) multiply<T, kParts>(to[r].values[m][n], a[m], b);
+                for (int m = 0; m < kM; ++m) P::multiply(to[r].values[m][n], a[m], b);
               }
             }
           };
@@ -209,14 +217,14 @@ __global__ void __launch_bounds__(kThreads, 2)
             const int end = min(steps, begin + kFlush);
             if (all && end - begin == kFlush) {
 #pragma unroll
-              for (int s = 0; s < kFlush; ++s) add.template operator()<true>(to, begin + s);
+              for (int s = 0; s < kFlush; s += P::kSteps) add.template operator()<true>(to, begin + s);
             } else if (all && end - begin == 2) {
 #pragma unroll
-              for (int s = 0; s < 2; ++s) add.template operator()<true>(to, begin + s);
+              for (int s = 0; s < 2; s += P::kSteps) add.template operator()<true>(to, begin + s);
             } else if (all) {
-              for (int s = begin; s < end; ++s) add.template operator()<true>(to, s);
+              for (int s = begin; s < end; s += P::kSteps) add.template operator()<true>(to, s);
             } else {
-              for (int s = begin; s < end; ++s) add.template operator()<false>(to, s);
+              for (int s = begin; s < end; s += P::kSteps) add.template operator()<false>(to, s);
             }
             if constexpr (kParts == 3) {
 #pragma unroll
@@ -249,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                 for (int v = 0; v < kVector; ++v)
                   pack.values[v] =
                       convert<T>(sums[kRows - 1].values[m][n + v / 2][k * 2 + v % 2] + bias[c + v]);
-                *reinterpret_cast<Pack<T, kVector>*>(to + b * plan.to.w + c) = pack;
+                store(to + b * plan.to.w + c, pack);
               }
             }
         } else {
@@ -286,6 +294,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   const int channels = start.plan.to_channels, taps = start.plan.kernel_h, met = start.slot_of.groups + 1;
   Configuration chosen;
   if (met > kMostRows) return chosen;
+  const bool merged = is_merged(met, size_of(dtype), last);
   chosen.rows = met;
   chosen.n = channels <= 8 ? 1 : 2;
   int side = 1;  // warps side by side
@@ -301,14 +310,14 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     PlainArguments a{};
     Strip& p = a.strip;
     p = start;
-    p.set_tile(1, columns, chunk, copy, 16, 8, true);
+    p.set_tile(1, columns, chunk, copy, 16, 8, !merged);
     a.columns = side;
     a.blocks = static_cast<int>(ceil_div(channels, side * chosen.n * 8));
-    a.steps = p.row_steps();
+    a.steps = merged ? p.steps : p.row_steps();
     a.stage_bytes = p.slot_of.count * p.slot_pitch * bytes;
     const auto align = [](int n) { return (n + 127) / 128 * 128; };
-    const std::int64_t weights =
-        std::int64_t{p.chunks} * taps * a.steps * side * chosen.n * 256 * (three && chosen.rows > 1 ? 2 : 1);
+    const std::int64_t weights = std::int64_t{p.chunks} * (merged ? 1 : taps) * a.steps * side * chosen.n *
+                                 64 * (last ? bytes : 4) * (three && chosen.rows > 1 ? 2 : 1);
     if (weights > 128 << 10) continue;
     a.weights = align(a.steps * kStep * 4);
     a.bias_at = a.weights + static_cast<int>(weights);
@@ -324,7 +333,8 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     a.stages = std::min(a.stages, kMostStages);
     const double row = p.copies * p.copy + (last ? 0 : 64.0 / bytes);
     const double read = row / columns * p.slot_of.count * waiting(a.stage_bytes, blocks * (a.stages - 1));
-    const double work = static_cast<double>(a.steps) / chunk * p.slot_of.count * (m == 1 ? 4 : 3.5);
+    const double work =
+        static_cast<double>(a.steps) / chunk * (merged ? 1 : p.slot_of.count) * (m == 1 ? 4 : 3.5);
     // What a stage takes besides, mostly waiting.
     const double fixed = 12000.0 / (blocks * chunk * columns);
     const double cost = (std::max(read, work) + 0.3 * std::min(read, work)) * (blocks == 1 ? 1.1 : 1) + fixed;

@@ -146,7 +146,7 @@ struct Strip {
     for (int i = 0; i < plan.h.count; ++i)
       for (int j = 0; j < plan.w.count; ++j) {
         step_begin[i * plan.w.count + j] = steps;
-        steps += (plan.taps(i, j) * chunk + kStep - 1) / kStep;
+        steps += steps_of(plan.taps(i, j) * chunk);
       }
     step_begin[plan.phases()] = steps;
   }
@@ -184,6 +184,11 @@ struct Strip {
     int jh, jw, channel;
   };
   TAPEDECK_HD int count(int i, int j) const { return plan.taps(i, j) * chunk; }
+  /// Steps for elements of k: where 16-bit types lie as tensor cores want them, channels last, two at once.
+  TAPEDECK_HD int steps_of(int elements) const {
+    const int together = pixel > 1 && bytes == 2 ? 2 : 1;
+    return (elements + kStep * together - 1) / (kStep * together) * together;
+  }
   /// Where a channel begins in a slot.
   TAPEDECK_HD int channel_offset(int c) const {
     return pixel == 1 ? c * pitch : c / kStep * pitch + c % kStep;
@@ -208,7 +213,7 @@ struct Strip {
   // Of tiles that go down rows group by group (strip_plain.cu), `slot_of.count` rows at once: element k of a
   // row is (tap along w, channel), and tap kh of result a meets row `slot % count` of group a + slot / count.
   TAPEDECK_HD int row_elements() const { return plan.w.phase[0].taps * chunk; }
-  TAPEDECK_HD int row_steps() const { return (row_elements() + kStep - 1) / kStep; }
+  TAPEDECK_HD int row_steps() const { return steps_of(row_elements()); }
   TAPEDECK_HD int row_offset(int k) const {
     const int jw = by_chunk.divide(k < row_elements() ? k : 0),
               c = k < row_elements() ? by_chunk.modulo(k, jw) : 0;

@@ -2,7 +2,8 @@
 // products of 16 pixels by 8 channels on tensor cores (mma.sync).
 //
 // All types are multiplied as TF32, which holds every bfloat16 and float16: shared memory has the elements as
-// they are in memory, and a thread widens those that it reads. kParts = 3: float32's accuracy, each operand a
+// they are in memory, and a thread widens those that it reads; but channels last, 16-bit types are read as
+// they are multiplied. kParts = 3: float32's accuracy, each operand a
 // sum of two TF32 numbers, the first the operand rounded, so that the second has either sign and loses at
 // most a bit; sums over four steps are added to the result's in float32, since tensor cores truncate what
 // they add.
@@ -46,6 +47,15 @@ __device__ __forceinline__ int kept(int x) {
   return y;
 }
 
+/// Writes neighbours at once: of 16-bit types, the compiler otherwise writes each.
+template <class T, int N>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Words = std::conditional_t<sizeof(pack) == 16, uint4,
+                                   std::conditional_t<sizeof(pack) == 8, uint2, std::uint32_t>>;
+  static_assert(sizeof(Words) == sizeof(pack));
+  *reinterpret_cast<Words*>(to) = __builtin_bit_cast(Words, pack);
+}
+
 /// Brings rows of a row-major tensor of images to [row][channel][pitch] in shared memory, zeros outside.
 template <class T>
 class RowCopy {
@@ -85,6 +95,7 @@ class RowCopy {
   }
 
   int exist;
+  const T* end = nullptr;  // of the tensor, where rows are shifted
 
  private:
   template <int kBytes, class Row>
@@ -116,7 +127,7 @@ class RowCopy {
   }
 
   /// Rows as far from multiples of 16 bytes as they are in memory. A copy that begins before a row, of what
-  /// the row before it ends with, is made of copies of 4 bytes.
+  /// the row before it ends with, or goes past the tensor is made of copies of 4 bytes.
   template <class Row>
   __device__ __forceinline__ void start_shifted(T* to, const T* from, int first_column, Row row) const {
     constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kWord = 4 / static_cast<int>(sizeof(T));
@@ -134,7 +145,7 @@ class RowCopy {
       unsigned address = shared_address(to + (slot * channels_ + channel) * pitch_ + lane_ * kElements);
 #pragma unroll 2
       for (int i = lane_; i < copies_; i += lanes_) {
-        if (x < 0 && x > -kElements) {
+        if ((x < 0 && x > -kElements) || (x >= 0 && x < width && source + kElements > end)) {
 #pragma unroll
           for (int k = 0; k < kElements; k += kWord) {
             copy_or_zero<4>(address + static_cast<unsigned>(k) * sizeof(T), source + k,
@@ -353,6 +364,66 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Fragment<T, kParts
   conv_gemm::Tf32::multiply(c, a.large, b.large[0], b.large[1]);
 }
 
+/// How a product is made of what is in shared memory. Of a step as TF32:
+template <class T, int kParts, bool kLast, bool kSplit>
+struct WideProduct {
+  static constexpr int kSteps = 1;
+  using A = Fragment<T, kParts, 4>;
+  using B = Fragment<T, kParts, 2>;
+  using W = Weights<T, kParts, kSplit>;
+  using Stored = typename W::Stored;
+  /// `table`: the thread's row of offsets.
+  __device__ __forceinline__ static A load(unsigned pixel, unsigned second, int half, const int2* table) {
+    return load_pixels<T, kParts, kLast>(pixel, second, half, *table);
+  }
+  __device__ __forceinline__ static B read(const Stored& w) { return W::read(w); }
+  /// read(s, i): the weight of the i-th of the two elements of k of step s.
+  template <class Read>
+  __device__ __forceinline__ static Stored make(Read read) {
+    return W::make(read(0, 0), read(0, 1));
+  }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
+    conv_strip::multiply<T, kParts>(c, a, b);
+  }
+};
+/// Of two steps as they are, neighbouring channels of 16 bits in a word.
+template <class T>
+struct HalfProduct {
+  static constexpr int kSteps = 2;
+  struct A {
+    std::uint32_t words[4];
+  };
+  using B = uint2;
+  using Stored = uint2;
+  __device__ __forceinline__ static A load(unsigned pixel, unsigned, int half, const int2* table) {
+    const unsigned x = pixel + table[0].x, y = pixel + table[4].x;
+    return {load_word(x), load_word(x + half), load_word(y), load_word(y + half)};
+  }
+  __device__ __forceinline__ static B read(const Stored& w) { return w; }
+  template <class Read>
+  __device__ __forceinline__ static Stored make(Read read) {
+    return {two(read(0, 0), read(0, 1)), two(read(1, 0), read(1, 1))};
+  }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
+    conv_gemm::Half<T>::multiply(c, a.words, b.x, b.y);
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t load_word(unsigned address) {
+    std::uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));
+    return x;
+  }
+  __device__ __forceinline__ static std::uint32_t two(float low, float high) {
+    Pack<T, 2> pack;
+    pack.values[0] = convert<T>(low), pack.values[1] = convert<T>(high);
+    return __builtin_bit_cast(std::uint32_t, pack);
+  }
+};
+template <class T, int kParts, bool kLast, bool kSplit>
+using Product =
+    std::conditional_t<kLast && sizeof(T) == 2, HalfProduct<T>, WideProduct<T, kParts, kLast, kSplit>>;
+
 /// Sums of kM * 16 pixels and kN * 8 channels of a warp: thread l has of pixels l/4 and l/4 + 8 the channels
 /// l%4*2 and l%4*2 + 1.
 template <int kM, int kN>
@@ -368,24 +439,23 @@ __device__ __forceinline__ void add_sums(Sums<kM, kN>& to, const Sums<kM, kN>& f
 }
 
 /// sums += products of `steps` steps. `pixels`: addresses in shared memory of this thread's first pixel of
-/// each 16, the other being `half` bytes further; `offsets`: the table's row of this thread, in bytes, of (k,
-/// k + 4) for k = l%4; `weights`: this thread's of the first 8 channels, `pitch` apart from step to step.
+/// each 16, the other being `half` bytes further; `offsets`: the table's row of this thread, in bytes;
+/// `weights`: this thread's of the first 8 channels, `pitch` apart from product to product.
 template <class T, int kParts, bool kLast, bool kSplit, int kM, int kN>
-__device__ __forceinline__ void multiply_steps(Sums<kM, kN>& sums, const unsigned (&pixels)[kM], int half,
-                                               const int2* offsets,
-                                               const typename Weights<T, kParts, kSplit>::Stored* weights,
-                                               int pitch, int steps) {
+__device__ __forceinline__ void multiply_steps(
+    Sums<kM, kN>& sums, const unsigned (&pixels)[kM], int half, const int2* offsets,
+    const typename Product<T, kParts, kLast, kSplit>::Stored* weights, int pitch, int steps) {
+  using P = Product<T, kParts, kLast, kSplit>;
   const auto add = [&](Sums<kM, kN>& to) {
-    const int2 at = *offsets;
-    offsets += 4;
-    Fragment<T, kParts, 4> a[kM];
+    typename P::A a[kM];
 #pragma unroll
-    for (int i = 0; i < kM; ++i) a[i] = load_pixels<T, kParts, kLast>(pixels[i], pixels[i], half, at);
+    for (int i = 0; i < kM; ++i) a[i] = P::load(pixels[i], pixels[i], half, offsets);
+    offsets += 4 * P::kSteps;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const auto b = Weights<T, kParts, kSplit>::read(weights[j * 32]);
+      const auto b = P::read(weights[j * 32]);
 #pragma unroll
-      for (int i = 0; i < kM; ++i) multiply<T, kParts>(to.values[i][j], a[i], b);
+      for (int i = 0; i < kM; ++i) P::multiply(to.values[i][j], a[i], b);
     }
     weights += pitch;
   };
@@ -393,12 +463,12 @@ __device__ __forceinline__ void multiply_steps(Sums<kM, kN>& sums, const unsigne
   for (; steps >= kFlush; steps -= kFlush) {
     Sums<kM, kN> part = {};
 #pragma unroll
-    for (int s = 0; s < kFlush; ++s) add(kParts == 3 ? part : sums);
+    for (int s = 0; s < kFlush; s += P::kSteps) add(kParts == 3 ? part : sums);
     if constexpr (kParts == 3) add_sums(sums, part);
   }
   if (steps > 0) {
     Sums<kM, kN> part = {};
-    for (int s = 0; s < steps; ++s) add(kParts == 3 ? part : sums);
+    for (int s = 0; s < steps; s += P::kSteps) add(kParts == 3 ? part : sums);
     if constexpr (kParts == 3) add_sums(sums, part);
   }
 }
@@ -416,24 +486,24 @@ __device__ __forceinline__ void make_offsets(const Strip& p, int* offsets) {
 }
 
 /// Fills the weights of a group and kN * 8 channels of `to` from `first` on, as multiply_steps() wants them:
-/// [chunk][step][8 channels][thread] of two elements of k.
+/// [chunk][product][8 channels][thread].
 template <class T, int kParts, int kN, bool kLast, bool kSplit>
 __device__ __forceinline__ void make_weights(const Strip& p, const T* w, int group, int first,
-                                             typename Weights<T, kParts, kSplit>::Stored* weights) {
-  constexpr int kOfStep = kN * 32;
+                                             typename Product<T, kParts, kLast, kSplit>::Stored* weights) {
+  using P = Product<T, kParts, kLast, kSplit>;
+  constexpr int kOfProduct = kN * 32;
 #pragma unroll 4
-  for (int e = threadIdx.x; e < p.chunks * p.steps * kOfStep; e += kThreads) {
-    const int step = e / kOfStep, rest = e % kOfStep, lane = rest % 32;
+  for (int e = threadIdx.x; e < p.chunks * p.steps / P::kSteps * kOfProduct; e += kThreads) {
+    const int step = e / kOfProduct * P::kSteps, rest = e % kOfProduct, lane = rest % 32;
     const int chunk = step / p.steps, of_chunk = step - chunk * p.steps;
     int phase = 0;
     while (p.step_begin[phase + 1] <= of_chunk) ++phase;
-    const auto read = [&](int half) {
+    weights[e] = P::make([&](int s, int half) {
       const std::int64_t at = p.weight(group, chunk, phase / p.plan.w.count, phase % p.plan.w.count,
-                                       p.element_of(of_chunk - p.step_begin[phase], lane % 4, half),
+                                       p.element_of(of_chunk + s - p.step_begin[phase], lane % 4, half),
                                        first + channel_of<kN, kLast>(rest / 32, lane / 4));
       return at < 0 ? 0.0f : convert<float>(w[at]);
-    };
-    weights[e] = Weights<T, kParts, kSplit>::make(read(0), read(1));
+    });
   }
 }
 

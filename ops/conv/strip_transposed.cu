@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
   constexpr bool kSplit = kParts == 3;
-  using W = Weights<T, kParts, kSplit>;
-  typename W::Stored* const weights = reinterpret_cast<typename W::Stored*>(memory + call.weights);
+  using Stored = typename Product<T, kParts, false, kSplit>::Stored;
+  Stored* const weights = reinterpret_cast<Stored*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
   T* const x_tile = reinterpret_cast<T*>(memory + call.tile);
   T* const stage = reinterpret_cast<T*>(memory + call.stage);

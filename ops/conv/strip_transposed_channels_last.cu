@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
-  float2* const weights = reinterpret_cast<float2*>(memory + call.weights);
+  using P = Product<T, kParts, true, false>;
+  using Stored = typename P::Stored;
+  Stored* const weights = reinterpret_cast<Stored*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
   Entry* const entries = reinterpret_cast<Entry*>(memory + call.entries);
 
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   copy_next();
 
   make_offsets(p, offsets);
-  const int of_group = kept(p.steps * kN * 32);
+  const int of_group = kept(p.steps / P::kSteps * kN * 32);
   for (int i = 0; i < call.groups; ++i)
     make_weights<T, kParts, kN, true, false>(p, static_cast<const T*>(call.w), group + i, first,
                                              weights + i * of_group);
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
   const int y_row = kept(plan.to.h), y_pixel = kept(plan.to.w), y_step = kept(step_w * plan.to.w);
   const int x_group = kept(p.chunk / kStep * p.pitch * p.bytes), y_group = kept(plan.to_channels);
   const int2* const table = reinterpret_cast<const int2*>(offsets) + t;
-  const float2* const my_weights = weights + lane;
+  const Stored* const my_weights = weights + lane;
   const bool writes = t * kVector < channels;
 
   int stage = 0;
@@ -143,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
         for (int v = 0; v < kN * 4; ++v) sums.values[m][v / 4][v % 4] = start.values[v / 4 * 2 + v % 2];
       }
       multiply_steps<T, kParts, true, false>(sums, pixels, 8 * kPixelBytes, table + entry.begin * 4,
-                                             my_weights + i * of_group + entry.begin * kN * 32, kN * 32,
-                                             entry.steps);
+                                             my_weights + i * of_group + entry.begin / P::kSteps * kN * 32,
+                                             kN * 32, entry.steps);
       T* to = image + i * y_group + static_cast<std::int64_t>(row) * y_row +
               static_cast<std::int64_t>(tile.b + result) * y_step + entry.column * y_pixel;
       const int left = writes ? entry.results - tile.b - result : 0;
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
 #pragma unroll
         for (int v = 0; v < kVector; ++v)
           pack.values[v] = convert<T>(sums.values[b / kPixels][v / 2][b / 8 % 2 * 2 + v % 2]);
-        if (b < left) *reinterpret_cast<Pack<T, kVector>*>(to) = pack;
+        if (b < left) store(to, pack);
       }
     }
   }
@@ -190,7 +192,7 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
       a.units = rows * p.plan.phases() * a.parts * a.groups;
       a.offsets = 0;
       a.weights = align(p.steps * kStep * 4);
-      a.bias_at = a.weights + a.groups * p.steps * channels * kStep * 4;
+      a.bias_at = a.weights + a.groups * p.steps * channels * kStep * bytes;
       a.entries = a.bias_at + a.groups * channels * 4;
       a.ring = align(a.entries + rows * p.plan.phases() * static_cast<int>(sizeof(Entry)));
       a.stage_bytes = align(p.tile_bytes());

@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kThreads, 2)
                      static_cast<std::int64_t>(group * plan.to_channels + x_first) * call.x_strides.c;
 
   const int stages = kept(call.stages), stage_bytes = kept(call.stage_bytes), x_at = kept(call.x_at);
-  const auto copy_y = copy_of<T, kLast>(p, min(p.chunk, plan.from_channels - y_first), kSlots);
+  auto copy_y = copy_of<T, kLast>(p, min(p.chunk, plan.from_channels - y_first), kSlots);
+  if constexpr (!kLast) copy_y.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
   const auto copy_x = [&]() -> Copy<T, kLast> {
     const int existing = min(call.x_channels, plan.to_channels - x_first);
     if constexpr (kLast) {
