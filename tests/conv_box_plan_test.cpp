@@ -38,12 +38,19 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
   return box;
 }
 
-void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int element_bytes, int places) {
+void check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, int element_bytes,
+               int places) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   ASSERT_TRUE(fits(g));
-  const BoxPlan p(g, transposed, element_bytes);
+  const BoxPlan p(g, transposed, element_bytes, join);
+  ASSERT_EQ(p.joined, join && p.w.phases == 2 ? 2 : 1);
   if (p.planes() > kMaxPlanes) return;
-  const BoxTile tile = box_tile(p, places, 2048);
+  const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
+  const BoxTile tile = box_tile(p, places, 2048, even);
+  if (even && tile.rows > 0) {
+    ASSERT_EQ(tile.columns % 2, 0);
+    ASSERT_EQ(tile.pitch % 2, 0);
+  }
   if (tile.rows == 0) {
     ASSERT_TRUE(p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 || p.w.halo() >= places);
     return;
@@ -81,20 +88,26 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int eleme
   std::vector<int> written(expected.size(), 0);
   for (int group = 0; group < p.groups; ++group)
     for (int phase = 0; phase < p.phases(); ++phase) {
-      const int i = phase / p.w.phases, j = phase % p.w.phases;
+      const int i = phase / p.phases_w(), j = phase % p.phases_w();
+      int most_columns = 0;
+      for (int joined = 0; joined < p.joined; ++joined)
+        most_columns = std::max(most_columns, p.w.count[j + joined]);
       for (int image = 0; image < p.n; image += tile.images)
         for (int row = 0; row < p.h.count[i]; row += tile.rows)
-          for (int column = 0; column < p.w.count[j]; column += tile.columns) {
-            std::vector<Values> sums(static_cast<std::size_t>(p.to_channels),
-                                     Values(static_cast<std::size_t>(places), 0.0));
+          for (int column = 0; column < most_columns; column += tile.columns) {
+            // Sums by [joined phase][channel][place].
+            std::vector<std::vector<Values>> sums(
+                static_cast<std::size_t>(p.joined),
+                std::vector<Values>(static_cast<std::size_t>(p.to_channels),
+                                    Values(static_cast<std::size_t>(places), 0.0)));
             for (int b = 0; b < p.boxes(phase); ++b) {
               const BoxPlan::Box at = p.box_of(phase, b);
-              const BoxTaps &of_h = p.h.of[at.i], &of_w = p.w.of[at.j];
+              const BoxTaps& of_h = p.h.of[at.i];
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
                 ASSERT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
                 const std::int64_t channel = std::int64_t{group} * p.from_channels + at.chunk * channels + k;
-                Values box = box_of(p, tile, of_h, of_w, image, row + of_h.origin, column + of_w.origin,
-                                    [&](int a, int y, int x) {
+                Values box = box_of(p, tile, of_h, p.w.of[at.j], image, row + of_h.origin,
+                                    column + p.w.of[at.j].origin, [&](int a, int y, int x) {
                                       return from[static_cast<std::size_t>(
                                           ((a * from_c + channel) * p.from_h + y) * p.from_w + x)];
                                     });
@@ -102,37 +115,44 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, int eleme
                 ASSERT_LE(tile.slices(), kMostSlices);
                 box.resize(static_cast<std::size_t>(4 * places + 4096 + tile.pixels()),
                            std::numeric_limits<double>::quiet_NaN());
-                for (int y = 0; y < of_h.taps; ++y)
-                  for (int x = 0; x < of_w.taps; ++x) {
-                    const int shift = y * of_h.shift * tile.pitch + x * of_w.shift;
-                    const int weight = at.weight + y * of_w.taps + x;
-                    for (int m = 0; m < p.to_channels; ++m)
-                      for (int place = 0; place < places; ++place) {
-                        sums[static_cast<std::size_t>(m)][static_cast<std::size_t>(place)] +=
-                            packed[static_cast<std::size_t>(
-                                ((std::int64_t{group} * p.weights + weight) * p.to_channels + m) * channels +
-                                k)] *
-                            box[static_cast<std::size_t>(place + shift)];
-                      }
-                  }
+                for (int joined = 0; joined < p.joined; ++joined) {
+                  const BoxTaps& of_w = p.w.of[at.j + joined];
+                  for (int y = 0; y < of_h.taps; ++y)
+                    for (int x = 0; x < of_w.taps; ++x) {
+                      const int shift = y * of_h.shift * tile.pitch + of_w.first + x * of_w.shift;
+                      const int weight = p.weight_of_taps(at.i, at.j + joined, at.chunk) + y * of_w.taps + x;
+                      for (int m = 0; m < p.to_channels; ++m)
+                        for (int place = 0; place < places; ++place) {
+                          sums[static_cast<std::size_t>(joined)][static_cast<std::size_t>(m)]
+                              [static_cast<std::size_t>(place)] +=
+                              packed[static_cast<std::size_t>(
+                                  ((std::int64_t{group} * p.weights + weight) * p.to_channels + m) *
+                                      channels +
+                                  k)] *
+                              box[static_cast<std::size_t>(place + shift)];
+                        }
+                    }
+                }
               }
             }
-            for (int place = 0; place < places; ++place) {
-              const BoxPlace at(tile, place);
-              if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
-                             std::min(tile.columns, p.w.count[j] - column)))
-                continue;
-              for (int m = 0; m < p.to_channels; ++m) {
-                const std::int64_t y = p.h.to[i] + (row + at.row) * p.h.to_step,
-                                   x = p.w.to[j] + (column + at.column) * p.w.to_step;
-                const auto result = static_cast<std::size_t>(
-                    (((image + at.image) * to_c + std::int64_t{group} * p.to_channels + m) * to_h + y) *
-                        to_w +
-                    x);
-                to[result] = sums[static_cast<std::size_t>(m)][static_cast<std::size_t>(place)];
-                ++written[result];
+            for (int joined = 0; joined < p.joined; ++joined)
+              for (int place = 0; place < places; ++place) {
+                const BoxPlace at(tile, place);
+                if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
+                               std::min(tile.columns, p.w.count[j + joined] - column)))
+                  continue;
+                for (int m = 0; m < p.to_channels; ++m) {
+                  const std::int64_t y = p.h.to[i] + (row + at.row) * p.h.to_step,
+                                     x = p.w.to[j + joined] + (column + at.column) * p.w.to_step;
+                  const auto result = static_cast<std::size_t>(
+                      (((image + at.image) * to_c + std::int64_t{group} * p.to_channels + m) * to_h + y) *
+                          to_w +
+                      x);
+                  to[result] = sums[static_cast<std::size_t>(joined)][static_cast<std::size_t>(m)]
+                                   [static_cast<std::size_t>(place)];
+                  ++written[result];
+                }
               }
-            }
           }
     }
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -149,8 +169,10 @@ void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channe
       const int element_bytes = i % 2 == 0 ? 2 : 4, places = i % 3 == 0 ? 128 : 24;
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed" : " plain") + ", " +
                    std::to_string(element_bytes) + " bytes: " + c.text());
-      check_map(c, random, transposed, element_bytes, places);
-      if (::testing::Test::HasFailure()) return;
+      for (const bool join : {false, true}) {
+        check_map(c, random, transposed, join, element_bytes, places);
+        if (::testing::Test::HasFailure()) return;
+      }
     }
   }
 }
@@ -276,13 +298,13 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
     if (!fits(g)) continue;
     for (bool transposed : {true, false}) {
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
-      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4);
+      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, i % 5 < 2);
       if (p.planes() > kMaxPlanes) continue;
-      for (int places : {64, 96, 128, 160, 192, 208, 224, 240, 256})
+      for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (int blocks : {1, 2}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
-          if (places > most_places(parts)) continue;
-          const BoxChoice choice = box_choice(p, places, blocks, parts);
+          if (places > most_places(parts, p.joined)) continue;
+          const BoxChoice choice = box_choice(p, places, blocks, parts, static_cast<BoxResults>(i % 7 % 3));
           if (choice.places == 0) continue;
           ++chosen;
           ASSERT_GE(choice.box_stages, 2);
@@ -304,9 +326,10 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_GE(choice.lead, 1);
           ASSERT_LE(choice.lead, choice.weight_stages);
           for (int a = 0; a < p.pairs_h(); ++a)
-            for (int b = 0; b < p.pairs_w(); ++b) {
-              if (p.taps(a, b) > 0) {
-                ASSERT_LE(count(choice.lead, p.taps(a, b)), choice.box_stages);
+            for (int b = 0; b < p.pairs_w(); b += p.joined) {
+              const int of_box = p.taps(a, b) + (p.joined == 2 ? p.taps(a, b + 1) : 0);
+              if (of_box > 0) {
+                ASSERT_LE(count(choice.lead, of_box), choice.box_stages);
               }
             }
           ASSERT_GE(choice.splits, 1);

@@ -12,19 +12,22 @@ namespace tapedeck::conv_gemm {
 inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
 inline constexpr int kMostStages = 8;
 inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
-// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels; with the channels
-// last a warpgroup has rows of 64 channels, one for each place. Pitches are such that 32 threads meet 32
-// banks.
+// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels, or of 8 channels
+// and pairs; with the channels last a warpgroup has rows of 64 channels, one for each place. Pitches are such
+// that 32 threads meet 32 banks.
 inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
+inline constexpr int kPairedPitch = 72, kJoinedPitch = 80;
 inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
+static_assert(8 * kJoinedPitch <= 16 * kStagedPitch && 8 * kPairedPitch <= 16 * kStagedPitch);
 inline constexpr int kPlaceBytes = 16;  // of where a place's result is
 
 /// Places of a warpgroup that kernels are compiled for, up to most_places().
 using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
+using JoinedPlaces = std::integer_sequence<int, 64, 80, 96, 112, 128, 144>;  // of each of two phases
 
 /// With operands of so many parts: of two, there are registers for a tap's sums, too.
-constexpr int most_places(int parts) {
-  return parts == 1 ? 256 : 192;
+constexpr int most_places(int parts, int joined) {
+  return parts == 1 ? (joined == 1 ? 256 : 144) : (joined == 1 ? 192 : 128);
 }
 
 /// How many of `size` make up `all`.
@@ -32,11 +35,16 @@ inline std::int64_t count(std::int64_t all, std::int64_t size) {
   return (all + size - 1) / size;
 }
 
-/// How a plan is computed.
+/// What is written at once: vectors of channels, single results of rows, or pairs that are neighbours in a
+/// row.
+enum class BoxResults { channels, rows, pairs };
+
+/// How a plan is computed. `places`: of each phase in a tile.
 struct BoxChoice {
   int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, lead = 0, splits = 1;
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   BoxTile tile;
+  BoxResults results = BoxResults::channels;
   std::int64_t tiles = 0;
   double clocks = 0;  // an estimate of the time
 };
@@ -53,12 +61,14 @@ inline constexpr double kMostPackedBytes = 1 << 30;  // vectors are counted by 3
 
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
 /// does not fit.
-inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts = 1) {
+inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results) {
   BoxChoice c;
   const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = parts * blocks * kBlockBytes;
   const int left = kMostSharedBytes - kStagedBytes - 2 * places * kPlaceBytes;
-  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8);
+  const bool even = results == BoxResults::pairs && p.joined == 1;
+  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8, even);
   if (c.tile.rows == 0) return c;
+  c.results = results;
   const BoxTile& t = c.tile;
   const int part_bytes = (t.pixels() + 7) / 8 * 1024, box_bytes = parts * part_bytes;
   c.blocks = blocks;
@@ -82,15 +92,18 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts 
   // shared memory places / 4 + 16; or what is brought; then results are written.
   int taps = 0, steps = 0, least_taps = 1 << 20;
   for (int i = 0; i < p.pairs_h(); ++i)
-    for (int j = 0; j < p.pairs_w(); ++j) {
-      taps += p.taps(i, j);
-      if (p.taps(i, j) > 0) least_taps = std::min(least_taps, p.taps(i, j));
+    for (int j = 0; j < p.pairs_w(); j += p.joined) {
+      const int of_box = p.taps(i, j) + (p.joined == 2 ? p.taps(i, j + 1) : 0);
+      taps += of_box;
+      if (of_box > 0) least_taps = std::min(least_taps, of_box);
     }
   // No warpgroup may wait for a stage that the other one has not begun with.
   c.lead = std::min(c.weight_stages, c.box_stages * least_taps);
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
-  const double step = 2 * std::max(places / 2.0, places / 4.0 + 16);
+  // Products of half as many places at once, as joined phases have, take longer than half.
+  const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
+  const double step = 2 * std::max(places / 2.0, places / 4.0 + 16) * of_joined;
   // Products of two parts take three steps, and their sums are added by one warpgroup while the other one
   // multiplies, but for what both wait.
   const double multiplied =
@@ -98,7 +111,14 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts 
   const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
                          26;
-  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + places * 6;
+  // Rows of one phase of columns have gaps, and sectors are written by halves.
+  const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
+  const double written = places * p.joined *
+                             (p.joined == 2                 ? 30
+                              : results == BoxResults::rows ? 10
+                                                            : 6) +
+                         (gaps ? 0.35 * all * kBlockChannels * blocks : 0);
+  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + written;
   // Splits as far as there are multiprocessors without work, at least eight taps each.
   const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
   c.splits = static_cast<int>(
@@ -108,21 +128,49 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts 
   return c;
 }
 
-/// The choice of least clocks; no places if none fits.
-inline BoxChoice best_box_choice(const BoxPlan& p, int parts = 1) {
+/// A plan and how it is computed; no places if there is no way.
+struct BoxWay {
+  BoxPlan plan;
+  BoxChoice choice;
+};
+
+/// The choice of least clocks.
+inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results) {
   BoxChoice best;
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
   const auto offer = [&](int places) {
     for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
-      if (places > most_places(parts)) return;
-      const BoxChoice c = box_choice(p, places, blocks, parts);
+      if (places > most_places(parts, p.joined)) return;
+      const BoxChoice c = box_choice(p, places, blocks, parts, results);
       if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
     }
   };
-  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+  const auto offer_all = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (offer(kPlaces), ...);
+  };
+  if (p.joined == 1) {
+    offer_all(BoxPlaces());
+  } else {
+    offer_all(JoinedPlaces());
   }
-  (BoxPlaces());
+  return best;
+}
+
+/// The best way. `results`: the most that can be written at once.
+inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
+                           BoxResults results) {
+  BoxWay best;
+  const auto offer = [&](const BoxPlan& plan, BoxResults of_way) {
+    const BoxChoice choice = best_box_choice(plan, parts, of_way);
+    if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
+      best = {plan, choice};
+  };
+  const BoxPlan plan(g, transposed, element_bytes);
+  offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
+  if (results == BoxResults::pairs) {
+    if (plan.w.to_step == 1) offer(plan, results);
+    if (plan.w.phases == 2) offer(BoxPlan(g, transposed, element_bytes, true), results);
+  }
   return best;
 }
 

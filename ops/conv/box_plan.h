@@ -14,12 +14,16 @@
 //  12 13 14 15 16 17
 //  18 19 20 21 22 23
 //
+// Two phases of columns may share a tile: results at a place are then a column of each, neighbours in the
+// image, and both read the box.
+//
 // Where results step over pixels (conv2d with a stride), the image is split into planes, one for each
 // remainder of positions by the stride, and each plane that taps read has boxes of its own.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 
@@ -33,9 +37,10 @@ inline constexpr int kFarOutside = 1 << 29;
 inline constexpr int kMostSlices = 2;
 
 /// Taps of one axis that read one plane. Tap j of these is the kernel's tap + j*tap_step, and reads `shift`
-/// pixels of the plane after tap j - 1; tap 0 of result m reads pixel m + origin.
+/// pixels of the plane after tap j - 1. The box of result m begins at pixel m + origin, and tap 0 reads its
+/// pixel `first`.
 struct BoxTaps {
-  int taps = 0, tap = 0, tap_step = 1, origin = 0, shift = 1;
+  int taps = 0, tap = 0, tap_step = 1, origin = 0, shift = 1, first = 0;
   int remainder = 0;  // of the plane's pixels by the stride
 };
 
@@ -48,7 +53,7 @@ struct BoxAxis {
   /// Pixels that a box has beyond the results.
   int halo() const {
     int most = 0;
-    for (const BoxTaps& t : of) most = std::max(most, (t.taps - 1) * t.shift);
+    for (const BoxTaps& t : of) most = std::max(most, t.first + (t.taps - 1) * t.shift);
     return most;
   }
 };
@@ -67,6 +72,22 @@ inline BoxAxis transposed_box_axis(const ConvAxis& a) {
                  -p.tap_from_step, 0};
   }
   return b;
+}
+
+/// Phases that read one box begin it where the first of them does; in the order of their results.
+inline void join_phases(BoxAxis& b) {
+  if (b.to[0] > b.to[1]) {
+    std::swap(b.to[0], b.to[1]);
+    std::swap(b.count[0], b.count[1]);
+    std::swap(b.of[0], b.of[1]);
+  }
+  int origin = kFarOutside;
+  for (const BoxTaps& t : b.of)
+    if (t.taps > 0) origin = std::min(origin, t.origin);
+  for (BoxTaps& t : b.of) {
+    t.first = t.taps > 0 ? t.origin - origin : 0;
+    t.origin = origin;
+  }
 }
 
 inline BoxAxis plain_box_axis(const ConvAxis& a) {
@@ -123,7 +144,8 @@ struct BoxPlace {
 /// A product of either direction, for kernels.
 struct BoxPlan {
   BoxPlan() = default;
-  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes)
+  /// `join`: whether both phases of columns share tiles, where there are two.
+  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, bool join = false)
       : n(static_cast<int>(g.n)),
         groups(static_cast<int>(g.groups)),
         from_channels(static_cast<int>(transposed ? g.group_ci() : g.group_co())),
@@ -135,6 +157,10 @@ struct BoxPlan {
         chunks((vectors + kVectors - 1) / kVectors),
         h(transposed ? transposed_box_axis(g.h) : plain_box_axis(g.h)),
         w(transposed ? transposed_box_axis(g.w) : plain_box_axis(g.w)) {
+    if (join && w.phases == 2) {
+      join_phases(w);
+      joined = 2;
+    }
     for (int i = 0; i < pairs_h(); ++i) {
       for (int j = 0; j < pairs_w(); ++j) {
         weight_begin[i * pairs_w() + j] = weights;
@@ -142,32 +168,39 @@ struct BoxPlan {
       }
     }
     by_chunks = Divider(std::max(1, chunks)), by_pairs_w = Divider(std::max(1, pairs_w()));
-    by_phases_w = Divider(std::max(1, w.phases)), by_phases = Divider(std::max(1, phases()));
+    by_phases_w = Divider(std::max(1, phases_w())), by_phases = Divider(std::max(1, phases()));
   }
 
-  TAPEDECK_HD int phases() const { return h.phases * w.phases; }
+  // Of tiles.
+  TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
+  TAPEDECK_HD int phases_w() const { return w.phases / joined; }
   TAPEDECK_HD int planes() const { return h.planes * w.planes; }
   // Pairs of BoxTaps of the axes.
   TAPEDECK_HD int pairs_h() const { return h.phases * h.planes; }
   TAPEDECK_HD int pairs_w() const { return w.phases * w.planes; }
   TAPEDECK_HD int taps(int i, int j) const { return h.of[i].taps * w.of[j].taps; }
 
-  /// Boxes that results of a phase read: [plane][chunk of channels].
+  /// Boxes that tiles of a phase read: [plane][chunk of channels].
   TAPEDECK_HD int boxes(int phase) const {
-    return has_boxes(phase / w.phases, phase % w.phases) ? planes() * chunks : 0;
+    return has_boxes(phase / phases_w(), phase % phases_w()) ? planes() * chunks : 0;
   }
-  TAPEDECK_HD bool has_boxes(int phase_h, int phase_w) const {
-    return planes() > 1 || taps(phase_h, phase_w) > 0;
+  /// (i, j): the phase of rows, and the first phase of columns.
+  TAPEDECK_HD bool has_boxes(int i, int j) const {
+    return planes() > 1 || taps(i, j) > 0 || (joined == 2 && taps(i, j + 1) > 0);
   }
-  /// Where box `index` of a phase is: its taps (i, j), and which weights meet them.
+  /// Where box `index` of a phase is: its taps are (i, j), of joined phases also (i, j + 1).
   struct Box {
-    int i, j, chunk, weight;  // weight: that of tap (0, 0), in the order of taps
+    int i, j, chunk;
   };
   TAPEDECK_HD Box box_of(int phase, int index) const {
-    const int plane = by_chunks.divide(index), chunk = by_chunks.modulo(index, plane),
-              pair = planes() == 1 ? phase : plane;
-    const int i = by_pairs_w.divide(pair), j = by_pairs_w.modulo(pair, i);
-    return {i, j, chunk, weight_begin[pair] + chunk * taps(i, j)};
+    const int plane = by_chunks.divide(index), chunk = by_chunks.modulo(index, plane);
+    const Divider& columns = planes() == 1 ? by_phases_w : by_pairs_w;
+    const int pair = planes() == 1 ? phase : plane, i = columns.divide(pair);
+    return {i, columns.modulo(pair, i), chunk};
+  }
+  /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
+  TAPEDECK_HD int weight_of_taps(int i, int j, int chunk) const {
+    return weight_begin[i * pairs_w() + j] + chunk * taps(i, j);
   }
   /// Which of `weights` holds vector v of channels at a tap; -1 if no result sees it.
   TAPEDECK_HD int weight_of(int kh, int kw, int v) const {
@@ -177,7 +210,7 @@ struct BoxPlan {
       for (int j = 0; j < pairs_w(); ++j) {
         const int b = tap_of(w.of[j], kw);
         if (b < 0) continue;
-        return weight_begin[i * pairs_w() + j] + v / kVectors * taps(i, j) + a * w.of[j].taps + b;
+        return weight_of_taps(i, j, v / kVectors) + a * w.of[j].taps + b;
       }
     }
     return -1;
@@ -195,6 +228,7 @@ struct BoxPlan {
   int elements = 4;             // of a vector
   int vectors = 0, chunks = 0;  // of a group's channels; chunks of kPixelBytes
   BoxAxis h, w;
+  int joined = 1;  // phases of columns in a tile
   Divider by_chunks, by_pairs_w, by_phases_w, by_phases;
   int weights = 0, weight_begin[kMaxPhases * kMaxPhases] = {};
 
@@ -212,8 +246,8 @@ TAPEDECK_HD inline int block_row(int m) {
 }
 
 /// The tile of at most `places` that wastes least, with boxes of at most `most_pixels`; no rows if there is
-/// none.
-inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels) {
+/// none. `even`: results of even columns, of an even number, are at even places.
+inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even = false) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   BoxTile best;
   best.rows = 0;
@@ -232,6 +266,7 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels) {
   for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
     BoxTile t;
     t.columns = (width + strips - 1) / strips, t.pitch = t.columns + halo_w;
+    if (even) t.columns += t.columns % 2, t.pitch = (t.columns + halo_w + 1) / 2 * 2;
     const bool last = t.columns <= 16;
     const int most_rows = std::min(kMostOfBox, most_pixels / t.pitch) - halo_h;
     if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) continue;

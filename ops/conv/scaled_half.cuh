@@ -52,6 +52,7 @@ __device__ __forceinline__ float scale_of(unsigned largest) {
 /// What takes the scales of two operands from sums of products: two factors of about the same size, so that
 /// nothing on the way is too large or small unless the result is.
 struct InverseScales {
+  InverseScales() = default;
   __device__ InverseScales(unsigned a, unsigned b) {
     const int exponent = static_cast<int>(max(a >> 23, 15u) + max(b >> 23, 15u)) - 2 * (127 + 14);
     const int half = exponent >> 1;  // both -126 to 113
@@ -59,7 +60,7 @@ struct InverseScales {
     second = __uint_as_float(static_cast<unsigned>(127 + exponent - half) << 23);
   }
   __device__ float operator()(float sum) const { return sum * first * second; }
-  float first, second;
+  float first = 1, second = 1;
 };
 
 /// An element's parts.

@@ -121,10 +121,16 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
 #define TAPEDECK_WGMMA_SIZES(type, tail)                                         \
   if constexpr (N == 64) {                                                       \
     TAPEDECK_WGMMA(64, type, TAPEDECK_D4, TAPEDECK_R4_, 32, 33, 34, tail);       \
+  } else if constexpr (N == 80) {                                                \
+    TAPEDECK_WGMMA(80, type, TAPEDECK_D5, TAPEDECK_R5_, 40, 41, 42, tail);       \
   } else if constexpr (N == 96) {                                                \
     TAPEDECK_WGMMA(96, type, TAPEDECK_D6, TAPEDECK_R6_, 48, 49, 50, tail);       \
+  } else if constexpr (N == 112) {                                               \
+    TAPEDECK_WGMMA(112, type, TAPEDECK_D7, TAPEDECK_R7_, 56, 57, 58, tail);      \
   } else if constexpr (N == 128) {                                               \
     TAPEDECK_WGMMA(128, type, TAPEDECK_D8, TAPEDECK_R8_, 64, 65, 66, tail);      \
+  } else if constexpr (N == 144) {                                               \
+    TAPEDECK_WGMMA(144, type, TAPEDECK_D9, TAPEDECK_R9_, 72, 73, 74, tail);      \
   } else if constexpr (N == 160) {                                               \
     TAPEDECK_WGMMA(160, type, TAPEDECK_D10, TAPEDECK_R10_, 80, 81, 82, tail);    \
   } else if constexpr (N == 192) {                                               \

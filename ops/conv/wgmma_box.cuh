@@ -63,20 +63,29 @@ struct BoxArguments {
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
   int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
   int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
+  BoxResults results;
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };
 
 /// What a block of threads makes.
-template <class M, int kPlaces>
+template <class M, int kPlaces, int kOfPlace>
 struct BoxKernel {
   using Math = M;
   using Value = typename Math::Value;
   static constexpr int N = kPlaces, kParts = Math::kOperandParts;
+  static constexpr int kJoined = kOfPlace;  // phases of columns in a tile
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
-  static constexpr int kSums = N / 2;  // of a consumer
+  static constexpr int kSums = N / 2;  // of a consumer and a phase
   static constexpr int kTurns = 3;     // the first of two named barriers
+
+  using Sums = float[kJoined][kSums];
+  template <class F>
+  __device__ __forceinline__ static void for_joined(const F& f) {
+    f.template operator()<0>();
+    if constexpr (kJoined == 2) f.template operator()<1>();
+  }
 
   /// Bytes of shared memory, and where its parts begin; all aligned to 1024 but the end.
   struct Memory {
@@ -125,15 +134,28 @@ struct BoxKernel {
       image = next(call.by_images) * call.tile.images;
       group = index;
       i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i);
-      rows = min(call.tile.rows, p.h.count[i] - row), columns = min(call.tile.columns, p.w.count[j] - column);
+      rows = min(call.tile.rows, p.h.count[i] - row);
+      most_columns = 0;
+#pragma unroll
+      for (int k = 0; k < kJoined; ++k) {
+        columns[k] = min(call.tile.columns, p.w.count[j + k] - column);
+        most_columns = max(most_columns, columns[k]);
+      }
       images = min(call.tile.images, p.n - image);
-      const int all = rows > 0 && columns > 0 && p.has_boxes(i, j) ? p.planes() * p.chunks : 0,
+      const int all = has_results() && p.has_boxes(i, j) ? p.planes() * p.chunks : 0,
                 each = call.splits == 1 ? all : (all + call.splits - 1) / call.splits;
       begin = min(all, split * each), end = min(all, begin + each);
     }
-    int block, phase, i, j, group, image, row, column;
-    int images, rows, columns;  // that are inside
-    int begin, end;             // boxes
+    /// columns[k], without an address: so the array stays in registers.
+    __device__ int columns_of(int k) const {
+      return k == 0 ? columns[0] : columns[kJoined - 1];
+    }
+    __device__ bool has_results() const {
+      return rows > 0 && most_columns > 0;
+    }
+    int block, phase, i, j, group, image, row, column;  // j: the first of joined phases
+    int images, rows, columns[kJoined], most_columns;   // that are inside
+    int begin, end;                                     // boxes
   };
 
   /// A slice of each box.
@@ -177,18 +199,22 @@ struct BoxKernel {
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b) {
         const BoxPlan::Box box = p.box_of(tile.phase, b);
-        const int taps = p.taps(box.i, box.j);
-        const char* from =
-            call.packed +
-            ((static_cast<std::int64_t>(tile.group) * p.weights + box.weight) * call.tiles_block +
-             tile.block) *
-                bytes +
-            half * mine;
 #pragma unroll 1
-        for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
-          if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
-          barriers.full_weight[at.stage].arrive_with_copy(weights + at.stage * bytes, from, mine);
-          from += static_cast<std::int64_t>(call.tiles_block) * bytes;
+        for (int j = box.j; j < box.j + kJoined; ++j) {
+          const int taps = p.taps(box.i, j);
+          const char* from =
+              call.packed +
+              ((static_cast<std::int64_t>(tile.group) * p.weights + p.weight_of_taps(box.i, j, box.chunk)) *
+                   call.tiles_block +
+               tile.block) *
+                  bytes +
+              half * mine;
+#pragma unroll 1
+          for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
+            if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
+            barriers.full_weight[at.stage].arrive_with_copy(weights + at.stage * bytes, from, mine);
+            from += static_cast<std::int64_t>(call.tiles_block) * bytes;
+          }
         }
       }
     }
@@ -200,70 +226,30 @@ struct BoxKernel {
     __device__ Consumer(const BoxArguments& call, char* memory, char* weights, Barriers& barriers)
         : call_(call), memory_(memory), weights_(weights), barriers_(barriers) {}
 
-    __device__ void multiply(const TileAt& tile, float (&sums)[kSums]) {
+    __device__ void multiply(const TileAt& tile, Sums& sums) {
 #pragma unroll
-      for (float& x : sums) x = 0;
+      for (int k = 0; k < kJoined; ++k)
+#pragma unroll
+        for (float& x : sums[k]) x = 0;
       if (tile.begin == tile.end) return;
       const BoxPlan& p = call_.plan;
-      const int warpgroup = threadIdx.x / kWarpgroup;
-      const int first = call_.blocks == 1 ? warpgroup * N : 0;
-      const int bytes = weight_bytes(call_);
-      const char* const my_weights = weights_ + (call_.blocks == 1 ? 0 : warpgroup * kBlockBytes);
-      int box_before = -1, weight_before = -1;
-      bool keep = false;
+      const int first = call_.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * N : 0;
+      box_before_ = weight_before_ = -1;
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b) {
         const BoxPlan::Box box = p.box_of(tile.phase, b);
-        const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
-        const int steps = p.steps(box.chunk);
         barriers_.full_box[box_.stage].wait(box_.turn & 1);
-        const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * kParts * call_.box_bytes);
-        const int down = h.shift * call_.tile.pitch;
-#pragma unroll 1
-        for (int y = 0; y < h.taps; ++y)
-#pragma unroll 1
-          for (int x = 0; x < w.taps; ++x) {
-            barriers_.full_weight[weight_.stage].wait(weight_.turn & 1);
-            const std::uint64_t from = pixels + (first + y * down + x * w.shift) * (kPixelBytes / 16);
-            const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * bytes);
-            const auto multiply_steps = [&]<int kSteps>() {
-              if constexpr (kParts == 1) {
-                start<kSteps>(sums, weights, from, keep);
-              } else {
-                add_parts_of_tap<kSteps>(sums, weights, from);
-              }
-            };
-            if (steps == 4) {
-              multiply_steps.template operator()<4>();
-            } else if (steps == 3) {
-              multiply_steps.template operator()<3>();
-            } else if (steps == 2) {
-              multiply_steps.template operator()<2>();
-            } else {
-              multiply_steps.template operator()<1>();
-            }
-            keep = true;
-            if (kParts == 1 && ++taps_ == call_.lead) lead();
-            if constexpr (kParts > 1) {
-              leave(barriers_.empty_weight[weight_.stage]);
-            } else if (weight_before >= 0) {
-              wgmma_wait<1>();
-              leave(barriers_.empty_weight[weight_before]);
-              if (box_before >= 0) leave(barriers_.empty_box[box_before]);
-              box_before = -1;
-            }
-            weight_before = weight_.stage;
-            weight_.advance(call_.weight_stages);
-          }
+        for_joined([&]<int kPhase>() { multiply_taps(box, box.j + kPhase, first, sums[kPhase]); });
         if constexpr (kParts > 1) leave(barriers_.empty_box[box_.stage]);
-        box_before = box_.stage;
+        box_before_ = box_.stage;
         box_.advance(call_.box_stages);
       }
       if constexpr (kParts > 1) return;
       wgmma_wait<0>();
-      pin(sums);
-      leave(barriers_.empty_weight[weight_before]);
-      leave(barriers_.empty_box[box_before]);
+#pragma unroll
+      for (int k = 0; k < kJoined; ++k) pin(sums[k]);
+      if (weight_before_ >= 0) leave(barriers_.empty_weight[weight_before_]);
+      leave(barriers_.empty_box[box_before_]);
     }
 
     /// Lets the other warpgroup begin, at the latest after the first tile.
@@ -276,15 +262,60 @@ struct BoxKernel {
     __device__ void lead() const {
       if (threadIdx.x == 0) barriers_.lead.arrive();
     }
+    /// Adds the products of taps (box.i, j) of the box that is there.
+    __device__ __forceinline__ void multiply_taps(const BoxPlan::Box& box, int j, int first,
+                                                  float (&sums)[kSums]) {
+      const BoxPlan& p = call_.plan;
+      const BoxTaps &h = p.h.of[box.i], &w = p.w.of[j];
+      const int steps = p.steps(box.chunk), down = h.shift * call_.tile.pitch, bytes = weight_bytes(call_);
+      const char* const my_weights =
+          weights_ + (call_.blocks == 1 ? 0 : threadIdx.x / kWarpgroup * kBlockBytes);
+      const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * kParts * call_.box_bytes);
+#pragma unroll 1
+      for (int y = 0; y < h.taps; ++y)
+#pragma unroll 1
+        for (int x = 0; x < w.taps; ++x) {
+          barriers_.full_weight[weight_.stage].wait(weight_.turn & 1);
+          const std::uint64_t from = pixels + (first + w.first + y * down + x * w.shift) * (kPixelBytes / 16);
+          const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * bytes);
+          const auto multiply_steps = [&]<int kSteps>() {
+            if constexpr (kParts == 1) {
+              start<kSteps>(sums, weights, from);
+            } else {
+              add_parts_of_tap<kSteps>(sums, weights, from);
+            }
+          };
+          if (steps == 4) {
+            multiply_steps.template operator()<4>();
+          } else if (steps == 3) {
+            multiply_steps.template operator()<3>();
+          } else if (steps == 2) {
+            multiply_steps.template operator()<2>();
+          } else {
+            multiply_steps.template operator()<1>();
+          }
+          if (kParts == 1 && ++taps_ == call_.lead) lead();
+          if constexpr (kParts > 1) {
+            leave(barriers_.empty_weight[weight_.stage]);
+          } else if (weight_before_ >= 0) {
+            wgmma_wait<1>();
+            leave(barriers_.empty_weight[weight_before_]);
+            if (box_before_ >= 0) leave(barriers_.empty_box[box_before_]);
+            box_before_ = -1;
+          }
+          weight_before_ = weight_.stage;
+          weight_.advance(call_.weight_stages);
+        }
+    }
     /// Starts a group of products of a tap. In line, so that its last product is what ends it: with a loop,
     /// the compiler ends groups by products of nothing, and waiting for all groups but one waits for
     /// everything.
     template <int kSteps>
     __device__ __forceinline__ static void start(float (&sums)[kSums], std::uint64_t weights,
-                                                 std::uint64_t from, bool keep) {
+                                                 std::uint64_t from) {
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, keep || s > 0);
+      for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, true);
       wgmma_commit();
     }
     /// Adds a tap's products of parts: summed by tensor cores, which truncate, only for the tap, those of the
@@ -321,6 +352,7 @@ struct BoxKernel {
     char *memory_, *weights_;
     Barriers& barriers_;
     Position box_, weight_;
+    int box_before_ = -1, weight_before_ = -1;  // stages that products under way may still read
     int taps_ = 0;
   };
 
@@ -357,64 +389,98 @@ struct BoxKernel {
     result.column = static_cast<short>(at.column), result.unused = 0;
     return result;
   }
-  __device__ __forceinline__ static bool exists(const TileAt& tile, const PlaceOfResult& at) {
-    return at.image < tile.images && at.row < tile.rows && at.column < tile.columns;
+  __device__ __forceinline__ static bool exists(const TileAt& tile, const PlaceOfResult& at, int columns) {
+    return at.image < tile.images && at.row < tile.rows && at.column < columns;
+  }
+  /// From a result of the first of joined phases to the one at the same place of phase k.
+  __device__ __forceinline__ static std::int64_t to_phase(const BoxArguments& call, const TileAt& tile,
+                                                          int k) {
+    const BoxAxis& w = call.plan.w;
+    return k == 0 ? 0 : static_cast<std::int64_t>(w.to[tile.j + k] - w.to[tile.j]) * call.to_strides.w;
   }
 
-  /// A sum with its bias as a Rectifier has it (ops/rectifier.h).
-  __device__ __forceinline__ static float rectified(const BoxArguments& call, float sum) {
-    const float below = call.negative_slope == 0 ? 0.0f : sum * call.negative_slope;
-    return sum <= 0 ? below : sum;
-  }
-  /// Adds the bias, and writes a warpgroup's results, rectified.
-  __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
-                               float* staged, const float (&sums)[kSums]) {
-    const BoxPlan& p = call.plan;
-    const int first = first_channel(call, tile), mine = first + channel(0);
-    const std::int64_t of_group = static_cast<std::int64_t>(tile.group) * p.to_channels;
-    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
-    float bias[2] = {};
-    if (call.bias != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (mine + i < p.to_channels)
-          bias[i] = convert<float>(static_cast<const Value*>(call.bias)[of_group + mine + i]);
+  /// What becomes of sums: without their scales, with their bias, as a Rectifier has them (ops/rectifier.h).
+  struct Finish {
+    __device__ explicit Finish(const BoxArguments& call)
+        : slope(call.negative_slope),
+          // Below it there are no results. NaN stays.
+          least(slope == 0 ? 0.0f : -INFINITY) {
+      if constexpr (Math::kScaled) scales = InverseScales(*call.largest, *call.largest_weight);
     }
-    places += first_place(call);
-    if (call.vectors) return write_vectors(call, tile, places, staged, to + first, bias, sums);
-    if (call.to_strides.c == 1) {
+    /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
+    template <int kCount>
+    __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
 #pragma unroll
-      for (int k = 0; k < kSums; k += 4)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const PlaceOfResult at = places[place(k + e)];
-          if (!exists(tile, at) || mine >= p.to_channels) continue;
-          Value* const result = to + at.offset + mine;
-          const float x = rectified(call, sums[k + e] + bias[0]),
-                      y = rectified(call, sums[k + 2 + e] + bias[1]);
-          if (call.pairs) {
-            *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(x), convert<Value>(y)};
-          } else {
-            result[0] = convert<Value>(x);
-            if (mine + 1 < p.to_channels) result[1] = convert<Value>(y);
-          }
+      for (int i = 0; i < kCount; ++i) {
+        float x = sums[i];
+        const float of_channel = bias[i * 2 / kCount];
+        if constexpr (Math::kScaled) {
+          x = fmaf(x * scales.first, scales.second, of_channel);
+        } else {
+          x += of_channel;
         }
-      return;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(sums[i]) : "f"(x), "f"(least));
+      }
+      if (slope == 0 || slope == 1) return;
+#pragma unroll
+      for (float& x : sums) x = x <= 0 ? x * slope : x;
     }
+    float slope, least;
+    InverseScales scales;
+  };
+
+  __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
+    const int mine = first_channel(call, tile) + channel(0), of_group = call.plan.to_channels;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias[i] = call.bias != nullptr && mine + i < of_group
+                    ? convert<float>(static_cast<const Value*>(
+                          call.bias)[static_cast<std::int64_t>(tile.group) * of_group + mine + i])
+                    : 0.0f;
+    }
+  }
+
+  /// Finishes a warpgroup's sums and writes them.
+  __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
+                               float* staged, const Finish& finish, const float (&bias)[2],
+                               const Sums& sums) {
+    const int first = first_channel(call, tile);
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
+    places += first_place(call);
+    if (kJoined == 2 || call.results == BoxResults::pairs) {
+      write_pairs(call, tile, places, staged, to, finish, bias, sums);
+    } else if (call.results == BoxResults::rows) {
+      write_rows(call, tile, places, staged, to, finish, bias, sums[0]);
+    } else if (call.vectors) {
+      write_vectors(call, tile, places, staged, to + first, finish, bias, sums[0]);
+    } else {
+      write_channels(call, tile, places, to, finish, bias, sums[0]);
+    }
+  }
+
+  /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
+  __device__ __forceinline__ static void write_rows(const BoxArguments& call, const TileAt& tile,
+                                                    const PlaceOfResult* places, float* staged, Value* to,
+                                                    const Finish& finish, const float (&bias)[2],
+                                                    const float (&sums)[kSums]) {
+    const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_of_warp = first_channel(call, tile) + warp % 4 * 16;
+    if (first_of_warp >= p.to_channels) return;
     float* const rows = staged + warp * (16 * kStagedPitch);
-    const int first_of_warp = first + warp % 4 * 16;
     const std::int64_t step = call.to_strides.c;
+    to += first_of_warp * step;
 #pragma unroll
     for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
 #pragma unroll
       for (int i = 0; i < kStagedPlaces / 8; ++i) {
-        const int k = (pass * (kStagedPlaces / 8) + i) * 4, column = i * 8 + lane % 4 * 2;
+        const int k = (pass * (kStagedPlaces / 8) + i) * 4;
         if (k >= kSums) break;
-        *reinterpret_cast<float2*>(rows + lane / 4 * kStagedPitch + column) =
-            make_float2(rectified(call, sums[k] + bias[0]), rectified(call, sums[k + 1] + bias[0]));
-        *reinterpret_cast<float2*>(rows + (lane / 4 + 8) * kStagedPitch + column) =
-            make_float2(rectified(call, sums[k + 2] + bias[1]), rectified(call, sums[k + 3] + bias[1]));
+        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+        finish(finished, bias);
+        float* const at = rows + lane / 4 * kStagedPitch + i * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(at) = make_float2(finished[0], finished[1]);
+        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(finished[2], finished[3]);
       }
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
@@ -423,8 +489,8 @@ struct BoxKernel {
 #pragma unroll
       for (int c = 0; c < 16; ++c) values[c] = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
       __syncwarp();
-      if (place >= N || !exists(tile, at)) continue;
-      Value* const result = to + at.offset + first_of_warp * step;
+      if (place >= N || !exists(tile, at, tile.columns[0])) continue;
+      Value* const result = to + at.offset;
       if (first_of_warp + 16 <= p.to_channels) {
 #pragma unroll
         for (int c = 0; c < 16; ++c) result[c * step] = values[c];
@@ -436,35 +502,125 @@ struct BoxKernel {
     }
   }
 
+  /// In nchw, where two results of a row are neighbours at an even place of memory: those of joined phases,
+  /// or of two places. Half of a warp's channels, the even or the odd ones, have a row of 32 pairs at a time.
+  __device__ __forceinline__ static void write_pairs(const BoxArguments& call, const TileAt& tile,
+                                                     const PlaceOfResult* places, float* staged, Value* to,
+                                                     const Finish& finish, const float (&bias)[2],
+                                                     const Sums& sums) {
+    constexpr int kPass = 64 / kJoined;  // places
+    constexpr int kPitch = kJoined == 2 ? kJoinedPitch : kPairedPitch;
+    const BoxPlan& p = call.plan;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_of_warp = first_channel(call, tile) + warp % 4 * 16;
+    if (first_of_warp >= p.to_channels) return;
+    float* const rows = staged + warp * (16 * kStagedPitch);
+    const std::int64_t step = call.to_strides.c;
+    to += first_of_warp * step;
+#pragma unroll
+    for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+      const int place = pass * kPass + lane * (2 / kJoined);
+      const PlaceOfResult at = places[min(place, N - 1)];
+      const bool mine = place < N && exists(tile, at, tile.columns[0]);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const float of_channels[2] = {bias[odd], bias[odd]};
+#pragma unroll
+        for (int i = 0; i < kPass / 8; ++i) {
+          const int k = (pass * (kPass / 8) + i) * 4 + odd * 2;
+          if (k >= kSums) break;
+          Pack<float, 2 * kJoined> finished;
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+#pragma unroll
+            for (int phase = 0; phase < kJoined; ++phase)
+              finished.values[e * kJoined + phase] = sums[phase][k + e];
+          finish(finished.values, of_channels);
+          *reinterpret_cast<Pack<float, 2 * kJoined>*>(rows + lane / 4 * kPitch +
+                                                       (i * 8 + lane % 4 * 2) * kJoined) = finished;
+        }
+        __syncwarp();
+        Pack<Value, 2> values[8];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          const float2 pair = *reinterpret_cast<const float2*>(rows + c * kPitch + lane * 2);
+          values[c] = {convert<Value>(pair.x), convert<Value>(pair.y)};
+        }
+        __syncwarp();
+        if (!mine) continue;
+        Value* const result = to + at.offset + odd * step;
+        if (first_of_warp + 16 <= p.to_channels) {
+#pragma unroll
+          for (int c = 0; c < 8; ++c) *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
+        } else {
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+            if (first_of_warp + 2 * c + odd < p.to_channels)
+              *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
+        }
+      }
+    }
+  }
+
+  /// With the channels last, where there are no whole vectors of channels.
+  __device__ __forceinline__ static void write_channels(const BoxArguments& call, const TileAt& tile,
+                                                        const PlaceOfResult* places, Value* to,
+                                                        const Finish& finish, const float (&bias)[2],
+                                                        const float (&sums)[kSums]) {
+    const int mine = first_channel(call, tile) + channel(0);
+#pragma unroll
+    for (int k = 0; k < kSums; k += 4) {
+      float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+      finish(finished, bias);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const PlaceOfResult at = places[place(k + e)];
+        if (!exists(tile, at, tile.columns[0]) || mine >= call.plan.to_channels) continue;
+        Value* const result = to + at.offset + mine;
+        if (call.pairs) {
+          *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(finished[e]),
+                                                        convert<Value>(finished[2 + e])};
+        } else {
+          result[0] = convert<Value>(finished[e]);
+          if (mine + 1 < call.plan.to_channels) result[1] = convert<Value>(finished[2 + e]);
+        }
+      }
+    }
+  }
+
   /// The same where whole vectors of channels are neighbours; `to`: of the warpgroup's first channel.
-  __device__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
-                                       const PlaceOfResult* places, float* staged, Value* to,
-                                       const float (&bias)[2], const float (&sums)[kSums]) {
-    constexpr int kElements = kVectorBytes / sizeof(Value), kOfPlace = kBlockChannels / kElements;
+  __device__ __forceinline__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
+                                                       const PlaceOfResult* places, float* staged, Value* to,
+                                                       const Finish& finish, const float (&bias)[2],
+                                                       const float (&sums)[kSums]) {
+    constexpr int kElements = kVectorBytes / sizeof(Value), kVectorsOfPlace = kBlockChannels / kElements;
     constexpr int kPass = 128 / sizeof(Value);  // places
     constexpr int kPitch = kBlockChannels * sizeof(Value) + kVectorBytes;
     static_assert(2 * kPass * kPitch <= kStagedBytes);
-    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup, v = thread % kOfPlace;
+    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup,
+              v = thread % kVectorsOfPlace;
     char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
     const bool has_channels = first_channel(call, tile) + v * kElements < call.plan.to_channels;
 #pragma unroll
     for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
 #pragma unroll
-      for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4)
+      for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4) {
+        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+        finish(finished, bias);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
-                                             channel(0) * sizeof(Value)) = {
-              convert<Value>(rectified(call, sums[k + e] + bias[0])),
-              convert<Value>(rectified(call, sums[k + 2 + e] + bias[1]))};
+                                             channel(0) * sizeof(Value)) = {convert<Value>(finished[e]),
+                                                                            convert<Value>(finished[2 + e])};
         }
+      }
       synchronise_warpgroup();
 #pragma unroll
-      for (int i = 0; i < kPass * kOfPlace / kWarpgroup; ++i) {
-        const int of_pass = thread / kOfPlace + i * (kWarpgroup / kOfPlace);
+      for (int i = 0; i < kPass * kVectorsOfPlace / kWarpgroup; ++i) {
+        const int of_pass = thread / kVectorsOfPlace + i * (kWarpgroup / kVectorsOfPlace);
         if (pass * kPass + of_pass >= N) break;
         const PlaceOfResult at = places[pass * kPass + of_pass];
-        if (!exists(tile, at) || !has_channels) continue;
+        if (!exists(tile, at, tile.columns[0]) || !has_channels) continue;
         *reinterpret_cast<uint4*>(to + at.offset + v * kElements) =
             *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
       }
@@ -502,27 +658,25 @@ struct BoxKernel {
     take_registers<kConsumerRegisters>();
     if (kParts > 1 && threadIdx.x >= kWarpgroup) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers);
+    const Finish finish(call);
     bool first = true;
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
       const TileAt tile(call, t);
-      if (tile.rows <= 0 || tile.columns <= 0) continue;
+      if (!tile.has_results()) continue;
       if (kParts == 1 && first && threadIdx.x >= kWarpgroup) barriers.lead.wait(0);
-      float sums[kSums];
+      float bias[2];
+      load_bias(call, tile, bias);  // before it is needed
+      Sums sums;
       consumer.multiply(tile, sums);
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
-      if constexpr (Math::kScaled) {
-        const InverseScales unscaled(*call.largest, *call.largest_weight);
-#pragma unroll
-        for (float& x : sums) x = unscaled(x);
-      }
       if (call.splits == 1) {
-        write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), sums);
+        write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), finish, bias, sums);
       } else {
         float* const part =
-            call.parts + static_cast<std::int64_t>(t) * (kSums * kConsumerThreads) + threadIdx.x;
+            call.parts + static_cast<std::int64_t>(t) * (kJoined * kSums * kConsumerThreads) + threadIdx.x;
 #pragma unroll
-        for (int k = 0; k < kSums; ++k) part[k * kConsumerThreads] = sums[k];
+        for (int k = 0; k < kJoined * kSums; ++k) part[k * kConsumerThreads] = sums[k / kSums][k % kSums];
       }
     }
   }
@@ -532,28 +686,28 @@ struct BoxKernel {
     await_previous();
     const BoxPlan& p = call.plan;
     const TileAt tile(call, blockIdx.x);
-    if (tile.rows <= 0 || tile.columns <= 0) return;
-    const float* from = call.parts + static_cast<std::int64_t>(blockIdx.x) * (kSums * kConsumerThreads) +
-                        static_cast<int>(blockIdx.y) * 4 * kConsumerThreads + threadIdx.x;
+    if (!tile.has_results()) return;
+    constexpr int kOfTile = kJoined * kSums * kConsumerThreads;
+    const int first = static_cast<int>(blockIdx.y) * 4, phase = first / kSums;
+    const float* from =
+        call.parts + static_cast<std::int64_t>(blockIdx.x) * kOfTile + first * kConsumerThreads + threadIdx.x;
     float sums[4] = {};
     for (int s = 0; s < call.splits; ++s) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumerThreads];
-      from += static_cast<std::int64_t>(call.tiles) * (kSums * kConsumerThreads);
+      from += static_cast<std::int64_t>(call.tiles) * kOfTile;
     }
-    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile) + to_phase(call, tile, phase);
+    float bias[2];
+    load_bias(call, tile, bias);
+    const Finish finish(call);
+    finish(sums, bias);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const PlaceOfResult at =
-          place_of_result(call, first_place(call) + place(static_cast<int>(blockIdx.y) * 4 + k));
+      const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
       const int c = first_channel(call, tile) + channel(k);
-      if (!exists(tile, at) || c >= p.to_channels) continue;
-      const float start =
-          call.bias == nullptr
-              ? 0.0f
-              : convert<float>(static_cast<const Value*>(call.bias)[tile.group * p.to_channels + c]);
-      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] =
-          convert<Value>(rectified(call, sums[k] + start));
+      if (!exists(tile, at, tile.columns_of(phase)) || c >= p.to_channels) continue;
+      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);
     }
   }
 };
@@ -665,7 +819,8 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   call.box_bytes = choice.box_bytes;
   call.lead = choice.lead;
   const Workspace<float> parts(
-      to.device(), call.splits > 1 ? call.splits * choice.tiles * K::kSums * kConsumerThreads : 1);
+      to.device(),
+      call.splits > 1 ? call.splits * choice.tiles * K::kJoined * K::kSums * kConsumerThreads : 1);
   call.parts = parts.data();
   const int shared = std::max(typename K::Memory(call).end, choice.shared_bytes) + 1024;
   allow_shared_memory(box_kernel<K>, shared);
@@ -675,15 +830,16 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
                             shared, call);
   if (call.splits > 1) {
     launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
-                  dim3(grid_size("conv", choice.tiles), K::kSums / 4), kConsumerThreads, call);
+                  dim3(grid_size("conv", choice.tiles), K::kJoined * K::kSums / 4), kConsumerThreads, call);
   }
 }
 
-/// wgmma_map() by a choice.
+/// wgmma_map() over boxes.
 template <class Math>
-void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& plan, const BoxChoice& choice,
-             const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to,
-             double negative_slope) {
+void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& way, const Tensor& from,
+             const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope) {
+  const BoxPlan& plan = way.plan;
+  const BoxChoice& choice = way.choice;
   using T = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
   const DeviceScope scope(to.device());
@@ -705,6 +861,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.negative_slope = static_cast<float>(negative_slope);
   call.to = to.raw();
+  call.results = choice.results;
   call.to_strides = ImageStrides(to.strides());
   const auto neighbours = [&](int elements) {
     const ImageStrides& s = call.to_strides;
@@ -717,14 +874,19 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p
   const WeightStrides strides{static_cast<std::int64_t>(from_c) * to_c * taps,
                               transposed ? to_c * taps : taps, transposed ? taps : from_c * taps,
                               static_cast<int>(g.h.kernel), static_cast<int>(g.w.kernel)};
-  const auto launch = [&]<int kPlaces>() {
-    if constexpr (kPlaces <= most_places(kParts))
-      if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces>>(call, choice, strides, w, to);
+  const auto launch = [&]<int kJoined, int kPlaces>() {
+    if constexpr (kPlaces <= most_places(kParts, kJoined))
+      if (choice.places == kPlaces)
+        launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, strides, w, to);
   };
-  [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
-    (launch.template operator()<kPlaces>(), ...);
+  const auto launch_any = [&]<int kJoined, int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    (launch.template operator()<kJoined, kPlaces>(), ...);
+  };
+  if (plan.joined == 1) {
+    launch_any.template operator()<1>(BoxPlaces());
+  } else {
+    launch_any.template operator()<2>(JoinedPlaces());
   }
-  (BoxPlaces());
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -31,6 +31,13 @@ inline double halves_clocks(const Tensor& images, int parts) {
   return static_cast<double>(images.count()) * bytes / 1700 + 8000;
 }
 
+inline BoxResults box_results(const Tensor& to) {
+  if (to.layout() != Layout::nchw) return BoxResults::channels;
+  const std::size_t pair = 2 * size_of(to.dtype());
+  return to.size(3) % 2 == 0 && reinterpret_cast<std::uintptr_t>(to.raw()) % pair == 0 ? BoxResults::pairs
+                                                                                       : BoxResults::rows;
+}
+
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to, double negative_slope) {
@@ -38,26 +45,25 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   const Plan plan(g, transposed, sizeof(typename Math::Element));
   const WindowsChoice<Math> windows(plan);
   double clocks = windows.clocks;  // the least so far
-  BoxPlan boxes, halves;
-  BoxChoice box_choice, half_choice;
+  const BoxResults results = box_results(to);
+  BoxWay boxes;
   if constexpr (Math::kParts == 1) {
-    boxes = BoxPlan(g, transposed, sizeof(typename Math::Element));
-    box_choice = best_box_choice(boxes);
-    if (box_choice.places > 0) clocks = std::min(clocks, box_choice.clocks);
+    boxes = best_box_way(g, transposed, sizeof(typename Math::Element), 1, results);
+    if (boxes.choice.places > 0) clocks = std::min(clocks, boxes.choice.clocks);
   }
   if constexpr (std::is_same_v<typename Math::Element, float>) {
     using Halves = HalvesOf<Math>;
-    halves = BoxPlan(g, transposed, sizeof(typename Halves::Element));
-    half_choice = best_box_choice(halves, Halves::kOperandParts);
-    const double estimate = half_choice.clocks + halves_clocks(from, Halves::kOperandParts);
+    const BoxWay halves =
+        best_box_way(g, transposed, sizeof(typename Halves::Element), Halves::kOperandParts, results);
+    const double estimate = halves.choice.clocks + halves_clocks(from, Halves::kOperandParts);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
-    if (half_choice.places > 0 && halves_fit(g, Halves::kOperandParts) &&
+    if (halves.choice.places > 0 && halves_fit(g, Halves::kOperandParts) &&
         (best || forced == ConvAlgorithm::halves))
-      return box_map<Halves>(g, transposed, halves, half_choice, from, w, bias, to, negative_slope), true;
+      return box_map<Halves>(g, transposed, halves, from, w, bias, to, negative_slope), true;
   }
   if constexpr (Math::kParts == 1) {
-    if (box_choice.places > 0 && (box_choice.clocks < windows.clocks || forced == ConvAlgorithm::boxes))
-      return box_map<Math>(g, transposed, boxes, box_choice, from, w, bias, to, negative_slope), true;
+    if (boxes.choice.places > 0 && (boxes.choice.clocks < windows.clocks || forced == ConvAlgorithm::boxes))
+      return box_map<Math>(g, transposed, boxes, from, w, bias, to, negative_slope), true;
   }
   windows_map<Math>(g, transposed, plan, windows, from, w, bias, to);
   return false;
