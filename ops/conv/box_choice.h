@@ -30,6 +30,15 @@ constexpr int most_places(int parts, int joined) {
   return parts == 1 ? (joined == 1 ? 256 : 144) : (joined == 1 ? 192 : 128);
 }
 
+/// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
+/// share of the places.
+TAPEDECK_HD constexpr int channel_copies(int channels) {
+  return channels <= 16 ? 4 : channels <= 32 ? 2 : 1;
+}
+
+/// What it takes to write a result of one phase of columns, between those of others.
+inline constexpr double kGapClocks = 0.35;
+
 /// How many of `size` make up `all`.
 inline std::int64_t count(std::int64_t all, std::int64_t size) {
   return (all + size - 1) / size;
@@ -113,11 +122,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                          26;
   // Rows of one phase of columns have gaps, and sectors are written by halves.
   const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
-  const double written = places * p.joined *
-                             (p.joined == 2                 ? 30
-                              : results == BoxResults::rows ? 10
-                                                            : 6) +
-                         (gaps ? 0.35 * all * kBlockChannels * blocks : 0);
+  const int of_place = p.joined == 2 ? 60 : results == BoxResults::rows ? 10 : 6;
+  const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
+                         channel_copies(p.to_channels);
   const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + written;
   // Splits as far as there are multiprocessors without work, at least eight taps each.
   const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);

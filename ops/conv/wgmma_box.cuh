@@ -62,6 +62,7 @@ struct BoxArguments {
   int tiles_block, tiles, splits;
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
   int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
+  int copies;                                                   // channel_copies()
   int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
   bool vectors,
@@ -356,9 +357,21 @@ struct BoxKernel {
     int taps_ = 0;
   };
 
-  // Sum k of a consumer is of channel `channel(k)` of its block and `place(k)` of its warpgroup.
-  __device__ __forceinline__ static int channel(int k) {
-    return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4 * 2 + k / 2 % 2;
+  // Sum k of a consumer is of channel `channel(call, k)` of its block and `place(k)` of its warpgroup. A warp
+  // has 16 channels; those of channel_copies() have the same ones.
+  __device__ __forceinline__ static int channel_of_warp(const BoxArguments& call) {
+    return threadIdx.x % (kWarpgroup / call.copies) / 32 * 16;
+  }
+  __device__ __forceinline__ static int channel(const BoxArguments& call, int k) {
+    return channel_of_warp(call) + threadIdx.x % 32 / 4 * 2 + k / 2 % 2;
+  }
+  /// Whether a warp's copy writes pass `pass`, and whether that is the last of a turn of all copies.
+  __device__ __forceinline__ static bool writes(const BoxArguments& call, int pass) {
+    const int copy = threadIdx.x % kWarpgroup / (kWarpgroup / call.copies);
+    return (pass & (call.copies - 1)) == copy;
+  }
+  __device__ __forceinline__ static bool ends_turn(const BoxArguments& call, int pass) {
+    return (pass & (call.copies - 1)) == call.copies - 1;
   }
   __device__ __forceinline__ static int place(int k) {
     return k / 4 * 8 + threadIdx.x % 4 * 2 + k % 2;
@@ -430,7 +443,7 @@ struct BoxKernel {
   };
 
   __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
-    const int mine = first_channel(call, tile) + channel(0), of_group = call.plan.to_channels;
+    const int mine = first_channel(call, tile) + channel(call, 0), of_group = call.plan.to_channels;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bias[i] = call.bias != nullptr && mine + i < of_group
@@ -465,13 +478,14 @@ struct BoxKernel {
                                                     const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_of_warp = first_channel(call, tile) + warp % 4 * 16;
+    const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
     if (first_of_warp >= p.to_channels) return;
     float* const rows = staged + warp * (16 * kStagedPitch);
     const std::int64_t step = call.to_strides.c;
     to += first_of_warp * step;
 #pragma unroll
     for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
+      if (!writes(call, pass)) continue;
 #pragma unroll
       for (int i = 0; i < kStagedPlaces / 8; ++i) {
         const int k = (pass * (kStagedPlaces / 8) + i) * 4;
@@ -512,13 +526,14 @@ struct BoxKernel {
     constexpr int kPitch = kJoined == 2 ? kJoinedPitch : kPairedPitch;
     const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_of_warp = first_channel(call, tile) + warp % 4 * 16;
+    const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
     if (first_of_warp >= p.to_channels) return;
     float* const rows = staged + warp * (16 * kStagedPitch);
     const std::int64_t step = call.to_strides.c;
     to += first_of_warp * step;
 #pragma unroll
     for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+      if (!writes(call, pass)) continue;
       const int place = pass * kPass + lane * (2 / kJoined);
       const PlaceOfResult at = places[min(place, N - 1)];
       const bool mine = place < N && exists(tile, at, tile.columns[0]);
@@ -567,9 +582,10 @@ struct BoxKernel {
                                                         const PlaceOfResult* places, Value* to,
                                                         const Finish& finish, const float (&bias)[2],
                                                         const float (&sums)[kSums]) {
-    const int mine = first_channel(call, tile) + channel(0);
+    const int mine = first_channel(call, tile) + channel(call, 0);
 #pragma unroll
     for (int k = 0; k < kSums; k += 4) {
+      if (!writes(call, k / 4)) continue;
       float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
       finish(finished, bias);
 #pragma unroll
@@ -594,34 +610,41 @@ struct BoxKernel {
                                                        const Finish& finish, const float (&bias)[2],
                                                        const float (&sums)[kSums]) {
     constexpr int kElements = kVectorBytes / sizeof(Value), kVectorsOfPlace = kBlockChannels / kElements;
-    constexpr int kPass = 128 / sizeof(Value);  // places
+    constexpr int kPass = 128 / sizeof(Value), kPasses = (N + kPass - 1) / kPass;  // of places
     constexpr int kPitch = kBlockChannels * sizeof(Value) + kVectorBytes;
     static_assert(2 * kPass * kPitch <= kStagedBytes);
-    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup,
-              v = thread % kVectorsOfPlace;
+    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
     char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
-    const bool has_channels = first_channel(call, tile) + v * kElements < call.plan.to_channels;
+    const int of_row = thread / 32 * 16 + thread % 32 / 4 * 2;
+    // A row has a place's channels, and of each copy those of a place of another pass.
+    const int v = thread % kVectorsOfPlace, of_copy = kVectorsOfPlace / call.copies, copy = v / of_copy;
+    const int c = (v - copy * of_copy) * kElements;
+    const bool has_channels = first_channel(call, tile) + c < call.plan.to_channels;
 #pragma unroll
-    for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (writes(call, pass)) {
 #pragma unroll
-      for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4) {
-        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-        finish(finished, bias);
+        for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4) {
+          float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+          finish(finished, bias);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
-                                             channel(0) * sizeof(Value)) = {convert<Value>(finished[e]),
-                                                                            convert<Value>(finished[2 + e])};
+          for (int e = 0; e < 2; ++e) {
+            *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
+                                               of_row * sizeof(Value)) = {convert<Value>(finished[e]),
+                                                                          convert<Value>(finished[2 + e])};
+          }
         }
       }
+      if (pass + 1 < kPasses && !ends_turn(call, pass)) continue;
       synchronise_warpgroup();
+      const int first_place = (pass / call.copies * call.copies + copy) * kPass;
 #pragma unroll
       for (int i = 0; i < kPass * kVectorsOfPlace / kWarpgroup; ++i) {
         const int of_pass = thread / kVectorsOfPlace + i * (kWarpgroup / kVectorsOfPlace);
-        if (pass * kPass + of_pass >= N) break;
-        const PlaceOfResult at = places[pass * kPass + of_pass];
+        if (first_place + of_pass >= N) break;
+        const PlaceOfResult at = places[first_place + of_pass];
         if (!exists(tile, at, tile.columns[0]) || !has_channels) continue;
-        *reinterpret_cast<uint4*>(to + at.offset + v * kElements) =
+        *reinterpret_cast<uint4*>(to + at.offset + c) =
             *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
       }
       synchronise_warpgroup();
@@ -705,8 +728,8 @@ struct BoxKernel {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
-      const int c = first_channel(call, tile) + channel(k);
-      if (!exists(tile, at, tile.columns_of(phase)) || c >= p.to_channels) continue;
+      const int c = first_channel(call, tile) + channel(call, k);
+      if (!exists(tile, at, tile.columns_of(phase)) || c >= p.to_channels || !writes(call, 0)) continue;
       to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);
     }
   }
@@ -757,13 +780,15 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned tap = at % taps, rest = at / taps, inner = rest % near, outer = rest / near;
   const int m = static_cast<int>(to_is_near ? inner : outer),
             v = static_cast<int>(to_is_near ? outer : inner);
+  const int of_block = m % kBlockChannels,
+            channel = m - of_block + of_block % (kBlockChannels / channel_copies(p.to_channels));
   const Value* const from = w + group * strides.group +
                             static_cast<std::int64_t>(v) * kElements * strides.from +
-                            static_cast<std::int64_t>(m) * strides.to + tap;
+                            static_cast<std::int64_t>(channel) * strides.to + tap;
   Pack<T, kElements> parts[kParts];
 #pragma unroll
   for (int k = 0; k < kElements; ++k) {
-    const bool exists = m < p.to_channels && v * kElements + k < p.from_channels;
+    const bool exists = channel < p.to_channels && v * kElements + k < p.from_channels;
     const Value value = exists ? from[static_cast<std::int64_t>(k) * strides.from] : Value{};
     if constexpr (Math::kScaled) {
       T of_value[kParts];
@@ -794,6 +819,7 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   using Math = typename K::Math;
   const BoxPlan& p = call.plan;
   call.blocks = choice.blocks;
+  call.copies = channel_copies(p.to_channels);
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
   const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
   const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));

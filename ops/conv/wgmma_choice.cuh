@@ -44,8 +44,11 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   const ConvAlgorithm forced = conv_algorithm();
   const Plan plan(g, transposed, sizeof(typename Math::Element));
   const WindowsChoice<Math> windows(plan);
-  double clocks = windows.clocks;  // the least so far
   const BoxResults results = box_results(to);
+  const bool gaps = results != BoxResults::channels && transposed && g.w.stride > 1;
+  const double windows_clocks =
+      windows.clocks + (gaps ? static_cast<double>(to.count()) * kGapClocks / 132 : 0);
+  double clocks = windows_clocks;  // the least so far
   BoxWay boxes;
   if constexpr (Math::kParts == 1) {
     boxes = best_box_way(g, transposed, sizeof(typename Math::Element), 1, results);
@@ -62,7 +65,7 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
       return box_map<Halves>(g, transposed, halves, from, w, bias, to, negative_slope), true;
   }
   if constexpr (Math::kParts == 1) {
-    if (boxes.choice.places > 0 && (boxes.choice.clocks < windows.clocks || forced == ConvAlgorithm::boxes))
+    if (boxes.choice.places > 0 && (boxes.choice.clocks < windows_clocks || forced == ConvAlgorithm::boxes))
       return box_map<Math>(g, transposed, boxes, from, w, bias, to, negative_slope), true;
   }
   windows_map<Math>(g, transposed, plan, windows, from, w, bias, to);
