@@ -5,7 +5,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/kernels.h>
-#include <tapedeck/ops/conv/wgmma_box.cuh>
+#include <tapedeck/ops/conv/wgmma_box_launch.cuh>
 #include <tapedeck/ops/conv/wgmma_box_weight_grad.cuh>
 #include <tapedeck/ops/conv/wgmma_map.cuh>
 #include <tapedeck/ops/conv/wgmma_weight_grad.cuh>

@@ -1,0 +1,349 @@
+// What becomes of a warpgroup's sums (wgmma_box.cuh): their scales are taken, bias and rectifier applied, and
+// results written.
+//
+// Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
+// thread, in nchw a warp writes 32 places of a channel at once.
+#pragma once
+
+#include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/scaled_half.cuh>
+#include <tapedeck/ops/conv/wgmma_box_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+/// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products.
+template <class Math, int kPlaces, int kOfPlace>
+struct BoxOutput {
+  using Value = typename Math::Value;
+  using TileAt = BoxTileAt<kOfPlace>;
+  static constexpr int N = kPlaces, kJoined = kOfPlace;
+  static constexpr int kSums = N / 2;  // of a consumer and a phase
+  using Sums = float[kJoined][kSums];
+
+  // Sum k of a consumer is of channel `channel(call, k)` of its block and `place(k)` of its warpgroup. A warp
+  // has 16 channels; those of channel_copies() have the same ones.
+  __device__ __forceinline__ static int channel_of_warp(const BoxArguments& call) {
+    return threadIdx.x % (kWarpgroup / call.copies) / 32 * 16;
+  }
+  __device__ __forceinline__ static int channel(const BoxArguments& call, int k) {
+    return channel_of_warp(call) + threadIdx.x % 32 / 4 * 2 + k / 2 % 2;
+  }
+  /// Whether a warp's copy writes pass `pass`, and whether that is the last of a turn of all copies.
+  __device__ __forceinline__ static bool writes(const BoxArguments& call, int pass) {
+    const int copy = threadIdx.x % kWarpgroup / (kWarpgroup / call.copies);
+    return (pass & (call.copies - 1)) == copy;
+  }
+  __device__ __forceinline__ static bool ends_turn(const BoxArguments& call, int pass) {
+    return (pass & (call.copies - 1)) == call.copies - 1;
+  }
+  __device__ __forceinline__ static int place(int k) { return k / 4 * 8 + threadIdx.x % 4 * 2 + k % 2; }
+  /// The first channel of a consumer's block, in the group.
+  __device__ __forceinline__ static int first_channel(const BoxArguments& call, const TileAt& tile) {
+    const int warpgroup = threadIdx.x / kWarpgroup;
+    return (tile.block * call.blocks + (call.blocks == 1 ? 0 : warpgroup)) * kBlockChannels;
+  }
+  __device__ __forceinline__ static int first_place(const BoxArguments& call) {
+    return call.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * N : 0;
+  }
+  __device__ static std::int64_t first_result(const BoxArguments& call, const TileAt& tile) {
+    const BoxPlan& p = call.plan;
+    const ImageStrides& s = call.to_strides;
+    return tile.image * s.n + static_cast<std::int64_t>(p.h.to[tile.i] + tile.row * p.h.to_step) * s.h +
+           static_cast<std::int64_t>(p.w.to[tile.j] + tile.column * p.w.to_step) * s.w +
+           static_cast<std::int64_t>(tile.group) * p.to_channels * s.c;
+  }
+  __device__ static PlaceOfResult place_of_result(const BoxArguments& call, int place) {
+    const BoxPlan& p = call.plan;
+    const ImageStrides& s = call.to_strides;
+    const BoxPlace at(call.tile, place);
+    PlaceOfResult result;
+    result.offset = at.image * s.n + static_cast<std::int64_t>(at.row * p.h.to_step) * s.h +
+                    static_cast<std::int64_t>(at.column * p.w.to_step) * s.w;
+    result.image = static_cast<short>(at.image), result.row = static_cast<short>(at.row);
+    result.column = static_cast<short>(at.column), result.unused = 0;
+    return result;
+  }
+  __device__ __forceinline__ static bool exists(const TileAt& tile, const PlaceOfResult& at, int columns) {
+    return at.image < tile.images && at.row < tile.rows && at.column < columns;
+  }
+  /// From a result of the first of joined phases to the one at the same place of phase k.
+  __device__ __forceinline__ static std::int64_t to_phase(const BoxArguments& call, const TileAt& tile,
+                                                          int k) {
+    const BoxAxis& w = call.plan.w;
+    return k == 0 ? 0 : static_cast<std::int64_t>(w.to[tile.j + k] - w.to[tile.j]) * call.to_strides.w;
+  }
+
+  /// What becomes of sums: without their scales, with their bias, as a Rectifier has them (ops/rectifier.h).
+  struct Finish {
+    __device__ explicit Finish(const BoxArguments& call)
+        : slope(call.negative_slope),
+          // Below it there are no results. NaN stays.
+          least(slope == 0 ? 0.0f : -INFINITY) {
+      if constexpr (Math::kScaled) scales = InverseScales(*call.largest, *call.largest_weight);
+    }
+    /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
+    template <int kCount>
+    __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        float x = sums[i];
+        const float of_channel = bias[i * 2 / kCount];
+        if constexpr (Math::kScaled) {
+          x = fmaf(x * scales.first, scales.second, of_channel);
+        } else {
+          x += of_channel;
+        }
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(sums[i]) : "f"(x), "f"(least));
+      }
+      if (slope == 0 || slope == 1) return;
+#pragma unroll
+      for (float& x : sums) x = x <= 0 ? x * slope : x;
+    }
+    float slope, least;
+    InverseScales scales;
+  };
+
+  __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
+    const int mine = first_channel(call, tile) + channel(call, 0), of_group = call.plan.to_channels;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias[i] = call.bias != nullptr && mine + i < of_group
+                    ? convert<float>(static_cast<const Value*>(
+                          call.bias)[static_cast<std::int64_t>(tile.group) * of_group + mine + i])
+                    : 0.0f;
+    }
+  }
+
+  /// Finishes a warpgroup's sums and writes them.
+  __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
+                               float* staged, const Finish& finish, const float (&bias)[2],
+                               const Sums& sums) {
+    const int first = first_channel(call, tile);
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
+    places += first_place(call);
+    if (kJoined == 2 || call.results == BoxResults::pairs) {
+      write_pairs(call, tile, places, staged, to, finish, bias, sums);
+    } else if (call.results == BoxResults::rows) {
+      write_rows(call, tile, places, staged, to, finish, bias, sums[0]);
+    } else if (call.vectors) {
+      write_vectors(call, tile, places, staged, to + first, finish, bias, sums[0]);
+    } else {
+      write_channels(call, tile, places, to, finish, bias, sums[0]);
+    }
+  }
+
+  /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
+  __device__ __forceinline__ static void write_rows(const BoxArguments& call, const TileAt& tile,
+                                                    const PlaceOfResult* places, float* staged, Value* to,
+                                                    const Finish& finish, const float (&bias)[2],
+                                                    const float (&sums)[kSums]) {
+    const BoxPlan& p = call.plan;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
+    if (first_of_warp >= p.to_channels) return;
+    float* const rows = staged + warp * (16 * kStagedPitch);
+    const std::int64_t step = call.to_strides.c;
+    to += first_of_warp * step;
+#pragma unroll
+    for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
+      if (!writes(call, pass)) continue;
+#pragma unroll
+      for (int i = 0; i < kStagedPlaces / 8; ++i) {
+        const int k = (pass * (kStagedPlaces / 8) + i) * 4;
+        if (k >= kSums) break;
+        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+        finish(finished, bias);
+        float* const at = rows + lane / 4 * kStagedPitch + i * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(at) = make_float2(finished[0], finished[1]);
+        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(finished[2], finished[3]);
+      }
+      const int place = pass * kStagedPlaces + lane;
+      const PlaceOfResult at = places[min(place, N - 1)];
+      __syncwarp();
+      Value values[16];
+#pragma unroll
+      for (int c = 0; c < 16; ++c) values[c] = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
+      __syncwarp();
+      if (place >= N || !exists(tile, at, tile.columns[0])) continue;
+      Value* const result = to + at.offset;
+      if (first_of_warp + 16 <= p.to_channels) {
+#pragma unroll
+        for (int c = 0; c < 16; ++c) result[c * step] = values[c];
+      } else {
+#pragma unroll
+        for (int c = 0; c < 16; ++c)
+          if (first_of_warp + c < p.to_channels) result[c * step] = values[c];
+      }
+    }
+  }
+
+  /// In nchw, where two results of a row are neighbours at an even place of memory: those of joined phases,
+  /// or of two places. Half of a warp's channels, the even or the odd ones, have a row of 32 pairs at a time.
+  __device__ __forceinline__ static void write_pairs(const BoxArguments& call, const TileAt& tile,
+                                                     const PlaceOfResult* places, float* staged, Value* to,
+                                                     const Finish& finish, const float (&bias)[2],
+                                                     const Sums& sums) {
+    constexpr int kPass = 64 / kJoined;  // places
+    constexpr int kPitch = kJoined == 2 ? kJoinedPitch : kPairedPitch;
+    const BoxPlan& p = call.plan;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
+    if (first_of_warp >= p.to_channels) return;
+    float* const rows = staged + warp * (16 * kStagedPitch);
+    const std::int64_t step = call.to_strides.c;
+    to += first_of_warp * step;
+#pragma unroll
+    for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+      if (!writes(call, pass)) continue;
+      const int place = pass * kPass + lane * (2 / kJoined);
+      const PlaceOfResult at = places[min(place, N - 1)];
+      const bool mine = place < N && exists(tile, at, tile.columns[0]);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const float of_channels[2] = {bias[odd], bias[odd]};
+#pragma unroll
+        for (int i = 0; i < kPass / 8; ++i) {
+          const int k = (pass * (kPass / 8) + i) * 4 + odd * 2;
+          if (k >= kSums) break;
+          Pack<float, 2 * kJoined> finished;
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+#pragma unroll
+            for (int phase = 0; phase < kJoined; ++phase)
+              finished.values[e * kJoined + phase] = sums[phase][k + e];
+          finish(finished.values, of_channels);
+          *reinterpret_cast<Pack<float, 2 * kJoined>*>(rows + lane / 4 * kPitch +
+                                                       (i * 8 + lane % 4 * 2) * kJoined) = finished;
+        }
+        __syncwarp();
+        Pack<Value, 2> values[8];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          const float2 pair = *reinterpret_cast<const float2*>(rows + c * kPitch + lane * 2);
+          values[c] = {convert<Value>(pair.x), convert<Value>(pair.y)};
+        }
+        __syncwarp();
+        if (!mine) continue;
+        Value* const result = to + at.offset + odd * step;
+        if (first_of_warp + 16 <= p.to_channels) {
+#pragma unroll
+          for (int c = 0; c < 8; ++c) *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
+        } else {
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+            if (first_of_warp + 2 * c + odd < p.to_channels)
+              *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
+        }
+      }
+    }
+  }
+
+  /// With the channels last, where there are no whole vectors of channels.
+  __device__ __forceinline__ static void write_channels(const BoxArguments& call, const TileAt& tile,
+                                                        const PlaceOfResult* places, Value* to,
+                                                        const Finish& finish, const float (&bias)[2],
+                                                        const float (&sums)[kSums]) {
+    const int mine = first_channel(call, tile) + channel(call, 0);
+#pragma unroll
+    for (int k = 0; k < kSums; k += 4) {
+      if (!writes(call, k / 4)) continue;
+      float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+      finish(finished, bias);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const PlaceOfResult at = places[place(k + e)];
+        if (!exists(tile, at, tile.columns[0]) || mine >= call.plan.to_channels) continue;
+        Value* const result = to + at.offset + mine;
+        if (call.pairs) {
+          *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(finished[e]),
+                                                        convert<Value>(finished[2 + e])};
+        } else {
+          result[0] = convert<Value>(finished[e]);
+          if (mine + 1 < call.plan.to_channels) result[1] = convert<Value>(finished[2 + e]);
+        }
+      }
+    }
+  }
+
+  /// The same where whole vectors of channels are neighbours; `to`: of the warpgroup's first channel.
+  __device__ __forceinline__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
+                                                       const PlaceOfResult* places, float* staged, Value* to,
+                                                       const Finish& finish, const float (&bias)[2],
+                                                       const float (&sums)[kSums]) {
+    constexpr int kElements = kVectorBytes / sizeof(Value), kVectorsOfPlace = kBlockChannels / kElements;
+    constexpr int kPass = 128 / sizeof(Value), kPasses = (N + kPass - 1) / kPass;  // of places
+    constexpr int kPitch = kBlockChannels * sizeof(Value) + kVectorBytes;
+    static_assert(2 * kPass * kPitch <= kStagedBytes);
+    const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+    char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
+    const int of_row = thread / 32 * 16 + thread % 32 / 4 * 2;
+    // A row has a place's channels, and of each copy those of a place of another pass.
+    const int v = thread % kVectorsOfPlace, of_copy = kVectorsOfPlace / call.copies, copy = v / of_copy;
+    const int c = (v - copy * of_copy) * kElements;
+    const bool has_channels = first_channel(call, tile) + c < call.plan.to_channels;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (writes(call, pass)) {
+#pragma unroll
+        for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4) {
+          float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+          finish(finished, bias);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
+                                               of_row * sizeof(Value)) = {convert<Value>(finished[e]),
+                                                                          convert<Value>(finished[2 + e])};
+          }
+        }
+      }
+      if (pass + 1 < kPasses && !ends_turn(call, pass)) continue;
+      synchronise_warpgroup();
+      const int first_place = (pass / call.copies * call.copies + copy) * kPass;
+#pragma unroll
+      for (int i = 0; i < kPass * kVectorsOfPlace / kWarpgroup; ++i) {
+        const int of_pass = thread / kVectorsOfPlace + i * (kWarpgroup / kVectorsOfPlace);
+        if (first_place + of_pass >= N) break;
+        const PlaceOfResult at = places[first_place + of_pass];
+        if (!exists(tile, at, tile.columns[0]) || !has_channels) continue;
+        *reinterpret_cast<uint4*>(to + at.offset + c) =
+            *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
+      }
+      synchronise_warpgroup();
+    }
+  }
+  __device__ __forceinline__ static void synchronise_warpgroup() {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kWarpgroup), "n"(kWarpgroup) : "memory");
+  }
+
+  /// Adds the parts of four sums of each consumer of a tile.
+  __device__ static void add_parts(const BoxArguments& call) {
+    await_previous();
+    const BoxPlan& p = call.plan;
+    const TileAt tile(call, blockIdx.x);
+    if (!tile.has_results()) return;
+    constexpr int kOfTile = kJoined * kSums * kConsumerThreads;
+    const int first = static_cast<int>(blockIdx.y) * 4, phase = first / kSums;
+    const float* from =
+        call.parts + static_cast<std::int64_t>(blockIdx.x) * kOfTile + first * kConsumerThreads + threadIdx.x;
+    float sums[4] = {};
+    for (int s = 0; s < call.splits; ++s) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumerThreads];
+      from += static_cast<std::int64_t>(call.tiles) * kOfTile;
+    }
+    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile) + to_phase(call, tile, phase);
+    float bias[2];
+    load_bias(call, tile, bias);
+    const Finish finish(call);
+    finish(sums, bias);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
+      const int c = first_channel(call, tile) + channel(call, k);
+      if (!exists(tile, at, tile.columns_of(phase)) || c >= p.to_channels || !writes(call, 0)) continue;
+      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);
+    }
+  }
+};
+
+}  // namespace tapedeck::cu::conv_gemm

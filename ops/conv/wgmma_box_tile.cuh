@@ -1,0 +1,85 @@
+// What kernels over boxes (wgmma_box.cuh) are called with, and the tiles of a call.
+#pragma once
+
+#include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/tensor_map.cuh>
+#include <tapedeck/ops/conv/wgmma_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+/// Where the result at a place is, from the tile's first on; its image, row and column in the tile.
+struct alignas(16) PlaceOfResult {
+  std::int64_t offset;
+  short image, row, column, unused;
+};
+static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
+
+struct BoxArguments {
+  BoxPlan plan;
+  BoxTile tile;
+  CUtensorMap maps[kMaxPlanes];
+  const char* packed;
+  const unsigned *largest, *largest_weight;  // of what is read and of the weights, where these are scaled
+  const void* bias;
+  float negative_slope;  // of the results
+  void* to;
+  float* parts;  // of splits, if there are several
+  ImageStrides to_strides;
+  int blocks;  // of channels in a tile: 1 or 2
+  int tiles_block, tiles, splits;
+  Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
+  int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
+  int copies;                                                   // channel_copies()
+  int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
+  BoxResults results;
+  bool vectors,
+      pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
+};
+
+/// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
+template <int kJoined>
+struct BoxTileAt {
+  __device__ BoxTileAt(const BoxArguments& call, int index) {
+    const BoxPlan& p = call.plan;
+    const int split = call.splits == 1 ? 0 : call.by_tiles.divide(index);
+    index -= split * call.tiles;
+    const auto next = [&index](const Divider& count) {
+      const int quotient = count.divide(index), rest = count.modulo(index, quotient);
+      index = quotient;
+      return rest;
+    };
+    block = next(call.by_blocks);
+    const int turn = next(p.by_phases);
+    // Phases have different numbers of taps: a thread block does not always get the same one.
+    phase = p.by_phases.modulo(turn + index, p.by_phases.divide(turn + index));
+    column = next(call.by_columns) * call.tile.columns;
+    row = next(call.by_rows) * call.tile.rows;
+    image = next(call.by_images) * call.tile.images;
+    group = index;
+    i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i);
+    rows = min(call.tile.rows, p.h.count[i] - row);
+    most_columns = 0;
+#pragma unroll
+    for (int k = 0; k < kJoined; ++k) {
+      columns[k] = min(call.tile.columns, p.w.count[j + k] - column);
+      most_columns = max(most_columns, columns[k]);
+    }
+    images = min(call.tile.images, p.n - image);
+    const int all = has_results() && p.has_boxes(i, j) ? p.planes() * p.chunks : 0,
+              each = call.splits == 1 ? all : (all + call.splits - 1) / call.splits;
+    begin = min(all, split * each), end = min(all, begin + each);
+  }
+  /// columns[k], without an address: so the array stays in registers.
+  __device__ int columns_of(int k) const {
+    return k == 0 ? columns[0] : columns[kJoined - 1];
+  }
+  __device__ bool has_results() const {
+    return rows > 0 && most_columns > 0;
+  }
+  int block, phase, i, j, group, image, row, column;  // j: the first of joined phases
+  int images, rows, columns[kJoined], most_columns;   // that are inside
+  int begin, end;                                     // boxes
+};
+
+}  // namespace tapedeck::cu::conv_gemm
