@@ -19,8 +19,12 @@ class Allocator {
   /// on the CPU, 512 on CUDA); null when `bytes` is 0. Throws Error when there is not enough memory.
   virtual void* allocate(std::size_t bytes, Stream stream) = 0;
 
-  /// Takes back what allocate() returned for the same stream; work that is queued there may still
-  /// use it.
+  /// From now on until it is taken back, work on a second stream uses what allocate() returned at `pointer`,
+  /// too. May be said any number of times, by any thread.
+  virtual void record_stream(void* pointer, Stream stream) = 0;
+
+  /// Takes back what allocate() returned for the same stream; work that is queued there, and on streams that
+  /// were recorded for it, may still use it.
   virtual void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept = 0;
 };
 

@@ -32,7 +32,7 @@ CachingAllocator::CachingAllocator(std::string name, DeviceMemory& device, bool 
 
 CachingAllocator::~CachingAllocator() {
   try {
-    for (auto& [stream, cache] : caches_) finish(cache);
+    finish_all();
     trim();
   } catch (...) {  // a device that fails keeps its memory
   }
@@ -54,6 +54,15 @@ void* CachingAllocator::allocate(std::size_t bytes, Stream stream) {
   return block->data;
 }
 
+void CachingAllocator::record_stream(void* pointer, Stream stream) {
+  if (pointer == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  Block* const block = used_.find(pointer);
+  check(block != nullptr, name_, " allocator: a stream was recorded for a pointer that is not in use");
+  const StreamCache& cache = cache_of(stream);
+  if (&cache != block->cache) block->others |= cache.bit;
+}
+
 void CachingAllocator::deallocate(void* pointer, std::size_t bytes, Stream) noexcept {
   if (pointer == nullptr) return;
   const std::lock_guard lock(mutex_);
@@ -62,19 +71,49 @@ void CachingAllocator::deallocate(void* pointer, std::size_t bytes, Stream) noex
   Block& block = *found;
   check(block.requested == bytes, name_, " allocator: ", bytes, " bytes were freed of a block of ",
         block.requested);
+  block.freed_at = block.cache->clock = ++clock_;
+  if (block.others != 0) [[unlikely]] {
+    for (auto& [stream, cache] : caches_) {
+      if ((block.others & cache.bit) != 0 && !cache.retired) cache.clock = clock_;
+    }
+    block.next = std::exchange(lingering_, &block);
+  } else {
+    take_back(block);
+  }
+}
+
+/// Makes a block that was in use a free one.
+void CachingAllocator::take_back(Block& block) {
   journal_.take_back(block);
   stats_.in_use -= block.bytes;
   stats_.requested -= block.requested;
   ++stats_.deallocations;
   --block.segment->blocks_in_use;
   block.in_use = false;
-  block.freed_at = ++block.cache->clock;
-
+  block.others = 0;
   const Block* merged = insert_merged(block);
   if (cache_) return;
   try {
     release(merged->data);
   } catch (...) {  // a device that fails keeps its memory; the block stays cached
+  }
+}
+
+/// Takes back what other streams have used, where they are done with it.
+void CachingAllocator::collect() {
+  for (auto& [stream, cache] : caches_) advance(cache);
+  const auto used = [&](const Block& block) {
+    return std::any_of(caches_.begin(), caches_.end(), [&](const auto& of) {
+      const StreamCache& cache = of.second;
+      return (block.others & cache.bit) != 0 && cache.done < std::min(cache.clock, block.freed_at);
+    });
+  };
+  for (Block** link = &lingering_; *link != nullptr;) {
+    if (used(**link)) {
+      link = &(*link)->next;
+    } else {
+      take_back(*std::exchange(*link, (*link)->next));
+    }
   }
 }
 
@@ -84,6 +123,10 @@ CachingAllocator::Block* CachingAllocator::find_or_take(StreamCache& own, std::s
   const auto find_here = [&] { return own.blocks(small).best_fit(bytes, own.clock); };
   const std::size_t preferred = cache_ ? segment_bytes(bytes) : bytes;
   if (Block* block = find_here()) return block;
+  if (lingering_ != nullptr) {
+    collect();
+    if (Block* block = find_here()) return block;
+  }
   if (Block* block = find_elsewhere(own, bytes, small)) return block;
   if (Block* block = take(own, preferred, small)) return block;
   gather(own);
@@ -127,14 +170,15 @@ CachingAllocator::Block* CachingAllocator::take(StreamCache& own, std::size_t by
   return block;
 }
 
-/// Waits for all streams and makes every free block the caller's.
+/// Waits for all streams and makes every free block the caller's, where no graph is captured on its stream.
 void CachingAllocator::gather(StreamCache& own) {
-  for (auto& [stream, cache] : caches_) finish(cache);
+  finish_all();
+  const auto idle = [](const Block& block) { return !block.in_use && block.freed_at <= block.cache->done; };
   for (auto& [address, segment] : segments_) {
     for (Block* block = segment.first; block != nullptr; block = block->after) {
-      if (block->in_use) continue;
+      if (!idle(*block)) continue;
       erase_free(*block);
-      while (block->after != nullptr && !block->after->in_use) {
+      while (block->after != nullptr && idle(*block->after)) {
         erase_free(*block->after);
         absorb_next(*block);
       }
@@ -146,6 +190,7 @@ void CachingAllocator::gather(StreamCache& own) {
 }
 
 std::size_t CachingAllocator::release_free_segments() {
+  if (lingering_ != nullptr) finish_all();
   std::size_t released = 0;
   for (auto it = segments_.begin(); it != segments_.end();) {
     const auto& [address, segment] = *it++;
@@ -154,12 +199,12 @@ std::size_t CachingAllocator::release_free_segments() {
   return released;
 }
 
-/// Gives a segment without a block in use back to the device.
+/// Gives a segment without a block in use back to the device, unless a graph is captured on a stream of it.
 std::size_t CachingAllocator::release(std::byte* address) {
   const auto found = segments_.find(address);
   const Segment segment = found->second;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
-    if (block->freed_at > block->cache->done) finish(*block->cache);
+    if (block->freed_at > block->cache->done && !finish(*block->cache)) return 0;
   }
   for (Block* block = segment.first; block != nullptr;) {
     Block* next = block->after;
@@ -256,6 +301,8 @@ CachingAllocator::StreamCache& CachingAllocator::cache_of(Stream stream) {
   if (last_cache_ == nullptr || last_cache_->stream != stream) {
     last_cache_ = &caches_[stream];
     last_cache_->stream = stream;
+    last_cache_->retired = false;
+    if (last_cache_->bit == 0) last_cache_->bit = std::uint64_t{1} << (caches_.size() - 1) % 64;
   }
   return *last_cache_;
 }
@@ -265,21 +312,28 @@ void CachingAllocator::advance(StreamCache& cache) {
   if (cache.pending && device_.is_done(cache.event)) settle(cache);
   if (cache.pending || cache.done == cache.clock) return;
   cache.event = device_.record_event(cache.stream);
+  if (cache.event == nullptr) return;
   cache.covered = cache.clock;
   cache.pending = true;
   if (device_.is_done(cache.event)) settle(cache);
 }
 
-/// Waits until nothing that was queued before the last free of a stream is left to do.
-void CachingAllocator::finish(StreamCache& cache) {
+/// Waits until nothing that was queued before the last free of a stream is left to do; false when a graph is
+/// captured there.
+bool CachingAllocator::finish(StreamCache& cache) {
   while (cache.done < cache.clock) {
-    if (cache.pending) {
-      device_.wait(cache.event);
-      settle(cache);
-    } else {
-      advance(cache);
-    }
+    if (!cache.pending) advance(cache);
+    if (cache.done == cache.clock) break;
+    if (!cache.pending) return false;
+    device_.wait(cache.event);
+    settle(cache);
   }
+  return true;
+}
+
+void CachingAllocator::finish_all() {
+  for (auto& [stream, cache] : caches_) finish(cache);
+  collect();
 }
 
 void CachingAllocator::settle(StreamCache& cache) {
@@ -290,7 +344,12 @@ void CachingAllocator::settle(StreamCache& cache) {
 
 void CachingAllocator::retire(Stream stream) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = caches_.find(stream); found != caches_.end()) finish(found->second);
+  const auto found = caches_.find(stream);
+  if (found == caches_.end() || found->second.retired) return;
+  found->second.clock = ++clock_;
+  finish(found->second);
+  found->second.retired = true;
+  last_cache_ = nullptr;
 }
 
 // ---- limit, statistics ----

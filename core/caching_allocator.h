@@ -20,9 +20,11 @@
 // after an event, recorded on the owner after the block was freed, is done. Events are recorded only when
 // another stream looks for a block: every free is stamped with its stream's clock, and one event
 // covers all frees before it.
+// What streams besides its own have used (record_stream) stays in use after its free until events on those,
+// recorded later, are done: no stream waits for another.
 //
 // When nothing free fits on the caller's stream, in this order:
-//   1. a block of another stream whose event is done;
+//   1. a block that other streams are done with, then one of another stream whose event is done;
 //   2. a new segment from the device, within the limit;
 //   3. wait for the other streams; then all free blocks are the caller's and merge;
 //   4. give every segment without a block in use back, then ask the device again, and if need be
@@ -56,7 +58,8 @@ class DeviceMemory {
   /// How much there is left to take; nothing where that is not known. For messages.
   virtual std::optional<std::size_t> left() { return {}; }
 
-  /// An event that is done when all work queued on `stream` so far is.
+  /// An event that is done when all work queued on `stream` so far is; null while a graph is captured there,
+  /// when none can be recorded.
   virtual Event record_event(Stream stream) = 0;
   virtual bool is_done(Event event) = 0;
   /// Returns when the event is done.
@@ -77,11 +80,13 @@ class CachingAllocator final : public Allocator {
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   void* allocate(std::size_t bytes, Stream stream) override;
+  /// Throws Error when `pointer` is not in use.
+  void record_stream(void* pointer, Stream stream) override;
   /// Ends the program when `pointer` is not in use or `bytes` is not what was asked for.
   void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override;
 
-  /// Before a stream is destroyed, when all that was allocated there has been freed: waits until its work has
-  /// no use for that. Everybody may have it then.
+  /// Before a stream is destroyed, when all that was allocated there has been freed: waits for its work.
+  /// Everybody may have its memory then.
   void retire(Stream stream);
   /// Gives every segment without a block in use back to the device; returns how many bytes.
   std::size_t trim();
@@ -112,10 +117,13 @@ class CachingAllocator final : public Allocator {
   void hand_out(Block& block, std::size_t bytes, std::size_t requested);
   void insert_free(Block& block);
   Block* insert_merged(Block& block);
+  void take_back(Block& block);
+  void collect();
   void erase_free(Block& block);
   void absorb_next(Block& block);
   void advance(StreamCache& cache);
-  void finish(StreamCache& cache);
+  bool finish(StreamCache& cache);
+  void finish_all();
   void settle(StreamCache& cache);
   void gather(StreamCache& own);
   std::size_t release_free_segments();
@@ -134,7 +142,9 @@ class CachingAllocator final : public Allocator {
   detail::BlocksInUse used_;
   detail::MemoryJournal journal_;
   std::deque<Block> nodes_;
-  Block* spare_ = nullptr;  // list of nodes without a block
+  Block* spare_ = nullptr;      // list of nodes without a block
+  Block* lingering_ = nullptr;  // list of blocks freed while other streams used them
+  std::uint64_t clock_ = 0;     // counts the frees
   MemoryStats stats_;
 };
 

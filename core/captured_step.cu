@@ -23,7 +23,7 @@ class GraphMemory final : public DeviceMemory {
     device_memory(device_).give_back(pointer, bytes);
   }
   std::optional<std::size_t> left() override { return device_memory(device_).left(); }
-  Event record_event(Stream) override { return nullptr; }
+  Event record_event(Stream) override { return this; }
   bool is_done(Event) override { return true; }
   void wait(Event) noexcept override {}
   void release_event(Event) noexcept override {}

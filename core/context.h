@@ -11,6 +11,9 @@ namespace tapedeck {
 /// core/memory.h); otherwise each device's default context is used. That of a
 /// CUDA device has a stream of its own, which neither waits for CUDA's default stream nor is waited for by
 /// it: only such a stream can be captured in a graph.
+///
+/// Who reads on one stream what another writes has the one wait for the other (cudaStreamWaitEvent). Memory
+/// needs no such care: a tensor that is dropped while streams use it stays until all are done with it.
 class Context {
  public:
   /// A context on `device` with its default allocator. `stream` stays the caller's; on a CUDA device null

@@ -123,17 +123,24 @@ void copy_bytes(const Tensor& in, const Tensor& out) {
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
-/// The same between two GPUs: `out`'s stream goes on after the copy on `in`'s.
-void copy_across(const Tensor& in, const Tensor& out) {
-  copy_bytes(in, out);
-  const DeviceScope scope(in.device());
-  cudaEvent_t copied = nullptr;
-  check_cuda(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "cudaEventCreate");
-  const cudaError_t recorded = cudaEventRecord(copied, stream_of(in.device()));
-  const cudaError_t waits = cudaStreamWaitEvent(stream_of(out.device()), copied);
-  (void)cudaEventDestroy(copied);  // when it is done
+/// What is queued on the second device's stream from now on begins after what is queued on the first's.
+void order(Device first, Device second) {
+  const DeviceScope scope(first);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  const cudaError_t recorded = cudaEventRecord(event, stream_of(first));
+  const cudaError_t waits = cudaStreamWaitEvent(stream_of(second), event);
+  (void)cudaEventDestroy(event);  // when it is done
   check_cuda(recorded, "cudaEventRecord");
   check_cuda(waits, "cudaStreamWaitEvent");
+}
+
+/// The same between two GPUs, on `in`'s stream: after what `out`'s stream does with that memory, and before
+/// what it does next.
+void copy_across(const Tensor& in, const Tensor& out) {
+  order(out.device(), in.device());
+  copy_bytes(in, out);
+  order(in.device(), out.device());
 }
 
 }  // namespace

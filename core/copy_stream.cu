@@ -23,7 +23,7 @@ class PinnedMemory final : public DeviceMemory {
     return pointer;
   }
   void give_back(void* pointer, std::size_t) noexcept override { (void)cudaFreeHost(pointer); }
-  Event record_event(Stream) override { return nullptr; }
+  Event record_event(Stream) override { return this; }
   bool is_done(Event) override { return true; }
   void wait(Event) noexcept override {}
   void release_event(Event) noexcept override {}
@@ -56,7 +56,7 @@ class Copies final : public CopyStream {
     order(stream_of(device_), stream_);
     check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyHostToDevice, stream_),
                "cudaMemcpyAsync");
-    kept_.push_back({from, memory_.record_event(stream_)});
+    kept_.push_back({from, to, memory_.record_event(stream_)});
   }
 
   void join() override {
@@ -66,13 +66,14 @@ class Copies final : public CopyStream {
 
  private:
   struct Kept {
-    Tensor tensor;
+    Tensor from, to;
     Event copied;
   };
 
   /// What is queued on `second` from now on begins after what is queued on `first`.
   void order(cudaStream_t first, cudaStream_t second) {
     const Event event = memory_.record_event(first);
+    check(event != nullptr, "copy stream: a step is being captured, whose replays would not repeat copies");
     const cudaError_t waits = cudaStreamWaitEvent(second, static_cast<cudaEvent_t>(event));
     memory_.release_event(event);  // a wait is for the event as it was then
     check_cuda(waits, "cudaStreamWaitEvent");

@@ -19,8 +19,8 @@ class CopyStream {
   virtual ~CopyStream() = default;
 
   /// Queues to = from, of equal shape, dtype and layout. The copy begins after what the calling thread has
-  /// queued on the device so far, and waits for nothing if `from` is of the pinned context. `from` is kept
-  /// until then, and must not change.
+  /// queued on the device so far, and waits for nothing if `from` is of the pinned context. Both are kept
+  /// until it is done, and `from` must not change.
   virtual void copy(const Tensor& from, const Tensor& to) = 0;
   /// What the calling thread queues on the device from now on begins after the copies so far.
   virtual void join() = 0;

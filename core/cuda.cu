@@ -93,6 +93,9 @@ class CudaMemory final : public DeviceMemory {
 
   Event record_event(Stream stream) override {
     const DeviceScope scope(device_);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture), "cudaStreamIsCapturing");
+    if (capture != cudaStreamCaptureStatusNone) return nullptr;
     cudaEvent_t event = nullptr;
     if (const std::lock_guard lock(mutex_); !idle_.empty()) {
       event = idle_.back();

@@ -33,7 +33,7 @@ class HostMemory final : public DeviceMemory {
     return memory;
   }
   void give_back(void* pointer, std::size_t) noexcept override { std::free(pointer); }
-  Event record_event(Stream) override { return nullptr; }
+  Event record_event(Stream) override { return this; }
   bool is_done(Event) override { return true; }
   void wait(Event) noexcept override {}
   void release_event(Event) noexcept override {}

@@ -25,7 +25,8 @@ struct Block {
   std::size_t requested = 0;  // of what is handed out
   Segment* segment = nullptr;
   StreamCache* cache = nullptr;  // of the stream that may use it
-  std::uint64_t freed_at = 0;    // on that stream's clock
+  std::uint64_t others = 0;      // StreamCache::bit of other streams whose work uses it
+  std::uint64_t freed_at = 0;    // on the allocator's clock
   bool in_use = false;
   Block *before = nullptr, *after = nullptr;   // neighbours in the segment
   Block *previous = nullptr, *next = nullptr;  // in the one list that it is in
@@ -51,7 +52,14 @@ class BlocksInUse {
     ++count_;
   }
 
-  /// Takes the block at `address` out; null when there is none.
+  /// The block at `address`; null when there is none.
+  Block* find(const void* address) {
+    Block* block = count_ == 0 ? nullptr : bucket(address);
+    while (block != nullptr && block->data != address) block = block->next;
+    return block;
+  }
+
+  /// Takes it out.
   Block* extract(const void* address) {
     if (count_ == 0) return nullptr;
     for (Block** link = &bucket(address); *link != nullptr; link = &(*link)->next) {
@@ -153,9 +161,11 @@ struct Segment {
 /// The free blocks of one stream, and how far its work is known to be done.
 struct StreamCache {
   Stream stream = nullptr;
+  std::uint64_t bit = 0;  // for sets of streams; from the 65th on they share bits
+  bool retired = false;   // there is no such stream, until it is named again
   FreeBlocks small, large;
-  std::uint64_t clock = 0;  // counts the frees on this stream
-  std::uint64_t done = 0;   // no queued work uses what was freed up to here
+  std::uint64_t clock = 0;  // when a block that its work may use was freed last
+  std::uint64_t done = 0;   // none of its work uses what was freed up to here
   Event event = nullptr;    // while pending: when it is done, `done` becomes `covered`
   std::uint64_t covered = 0;
   bool pending = false;

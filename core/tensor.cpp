@@ -34,6 +34,11 @@ Storage::~Storage() {
   if (data_ != nullptr) allocator_->deallocate(data_, bytes_, stream_);
 }
 
+void Storage::record_use() const {
+  const Stream stream = Context::current(device_).stream();
+  if (stream != stream_) allocator_->record_stream(data_, stream);
+}
+
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   check(options.layout == Layout::nchw || shape.rank() == 4, "tensor: layout nhwc needs rank 4, not ", shape);
   std::size_t bytes = 0;
@@ -70,6 +75,7 @@ std::vector<std::int64_t> Tensor::strides() const {
 
 void* Tensor::raw() const {
   check(defined(), "tensor: the tensor is undefined");
+  if (storage_->device().is_cuda()) storage_->record_use();
   return static_cast<std::byte*>(storage_->data()) + offset_;
 }
 

@@ -33,6 +33,8 @@ class Storage {
   Storage& operator=(const Storage&) = delete;
 
   void* data() const { return data_; }
+  /// The calling thread is about to queue work that uses the bytes on its current stream.
+  void record_use() const;
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
   /// How often bump_version() was called. Any thread may call both.
@@ -99,7 +101,9 @@ class Tensor {
   /// Elements between neighbours along each dimension of the shape, by layout.
   std::vector<std::int64_t> strides() const;
 
-  /// The first element. Throws Error when T is not the tensor's type.
+  /// The first element, for work on the calling thread's current stream of the device: when the tensor is of
+  /// another stream its memory is not used again before that work is done, too. Ask for it anew where the
+  /// current context has changed. Throws Error when T is not the tensor's type.
   template <class T>
   T* data() const {
     check(dtype_of<T> == dtype_, "tensor: data<", dtype_of<T>, "> of a ", dtype_, " tensor");

@@ -291,6 +291,7 @@ class LimitedAllocator final : public Allocator {
     in_use_ += bytes;
     return pointer;
   }
+  void record_stream(void* pointer, Stream stream) override { source_.record_stream(pointer, stream); }
   void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
     in_use_ -= bytes;
     source_.deallocate(pointer, bytes, stream);

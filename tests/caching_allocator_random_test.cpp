@@ -54,6 +54,7 @@ struct Random : ::testing::TestWithParam<int> {};
 
 TEST_P(Random, KeepsItsPromises) {
   const int streams = GetParam() % 3 + 1;
+  const bool shares = GetParam() >= 6;  // blocks among streams
   std::mt19937 random(static_cast<unsigned>(GetParam()));
   const auto below = [&](std::size_t n) {
     return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
@@ -97,6 +98,11 @@ TEST_P(Random, KeepsItsPromises) {
         live.push_back({pointer, bytes, stream});
         requested += bytes;
         device.use(pointer, bytes, stream);
+        while (shares && below(2) == 0) {
+          const Stream other = &marks[below(static_cast<std::size_t>(streams))];
+          allocator.record_stream(pointer, other);
+          device.use(pointer, bytes, other);
+        }
       } catch (const Error&) {
         ++refused;
       }
@@ -112,10 +118,14 @@ TEST_P(Random, KeepsItsPromises) {
     if (below(700) == 0) allocator.set_limit((40 + below(80)) * kMiB);
 
     const MemoryStats stats = allocator.stats();
-    ASSERT_EQ(stats.requested, requested);
-    ASSERT_GE(stats.in_use, requested);
+    ASSERT_GE(stats.requested, requested);  // more: what other streams still use
+    ASSERT_GE(stats.in_use, stats.requested);
     ASSERT_EQ(stats.reserved, device.taken());
-    ASSERT_EQ(stats.allocations - stats.deallocations, live.size());
+    ASSERT_GE(stats.allocations - stats.deallocations, live.size());
+    if (!shares) {
+      ASSERT_EQ(stats.requested, requested);
+      ASSERT_EQ(stats.allocations - stats.deallocations, live.size());
+    }
     ASSERT_LE(stats.largest_free, stats.cached());
     if (step % 50 == 0) {
       const Parsed parsed = check_snapshot(allocator.snapshot());
@@ -128,6 +138,7 @@ TEST_P(Random, KeepsItsPromises) {
   EXPECT_GT(refused, 0) << "the device was never full: the ladder was not tried";
 
   for (const Live& block : live) allocator.deallocate(block.pointer, block.bytes, block.stream);
+  if (shares) allocator.trim();
   EXPECT_EQ(allocator.stats().in_use, 0u);
   const Parsed parsed = check_snapshot(allocator.snapshot());
   if (streams == 1) {

@@ -1,6 +1,10 @@
 // The policy against a fake device.
 #include "fake_device.h"
 
+#include <optional>
+
+#include <tapedeck/core/tensor.h>
+
 namespace tapedeck {
 namespace {
 
@@ -143,6 +147,129 @@ TEST_F(CachingAllocatorTest, AnEventCoversOnlyWhatWasFreedBeforeIt) {
   EXPECT_EQ(take(14 * kMiB, kB), late);
 }
 
+TEST_F(CachingAllocatorTest, WhatASecondStreamUsedIsReusedWhenItIsDone) {
+  void* a = take(20 * kMiB);
+  allocator.record_stream(a, kB);
+  device.use(a, 20 * kMiB, kA);
+  device.use(a, 20 * kMiB, kB);
+  free(a, 20 * kMiB);
+  EXPECT_NE(take(20 * kMiB), a);
+  EXPECT_THAT(device.read_journal(), ElementsAre("take 20.00 MiB", "record", "record", "take 20.00 MiB"));
+  device.run(kA);  // which used it, too, but is not what is waited for
+  EXPECT_NE(take(20 * kMiB), a);
+  EXPECT_EQ(allocator.stats().in_use, 60 * kMiB);
+  device.run(kB);
+  EXPECT_EQ(take(20 * kMiB), a);
+  EXPECT_EQ(allocator.stats().in_use, 60 * kMiB);
+}
+
+TEST_F(CachingAllocatorTest, WorkAfterAFreeIsNotWaitedFor) {
+  void* a = take(10 * kMiB);
+  allocator.record_stream(a, kB);
+  device.use(a, 10 * kMiB, kB);
+  free(a, 10 * kMiB);
+  void* b = take(10 * kMiB);  // records the event
+  allocator.record_stream(b, kB);
+  device.use(b, 10 * kMiB, kB);
+  free(b, 10 * kMiB);
+  device.run(kB, 1);
+  EXPECT_EQ(take(10 * kMiB), a);
+  EXPECT_NE(take(10 * kMiB), b);
+}
+
+TEST_F(CachingAllocatorTest, ItsOwnStreamIsNoSecondOne) {
+  void* a = take(kMiB);
+  allocator.record_stream(a, kA);
+  allocator.record_stream(nullptr, kB);
+  device.use(a, kMiB, kA);
+  free(a, kMiB);
+  EXPECT_EQ(take(kMiB), a);
+  EXPECT_THAT(device.read_journal(), ElementsAre("take 2.00 MiB"));
+  void* b = take(kMiB);  // nor is a use of what was there before
+  allocator.record_stream(b, kB);
+  free(b, kMiB);
+  device.run(kB);
+  EXPECT_EQ(take(kMiB), b);
+  device.use(b, kMiB, kB);
+  free(b, kMiB);
+  EXPECT_EQ(take(kMiB), b);
+}
+
+TEST_F(CachingAllocatorTest, WaitsForSecondStreamsBeforeItGivesUp) {
+  void* a = take(40 * kMiB);
+  for (const Stream other : {kB, kC}) {
+    allocator.record_stream(a, other);
+    device.use(a, 40 * kMiB, other);
+  }
+  free(a, 40 * kMiB);
+  (void)device.read_journal();
+  EXPECT_EQ(take(30 * kMiB), a);
+  EXPECT_THAT(device.read_journal(),
+              ElementsAre("record", "record", "record", "take 30.00 MiB refused", "wait", "wait"));
+  device.expect_no_work(static_cast<std::byte*>(a), 40 * kMiB, nullptr);
+}
+
+TEST_F(CachingAllocatorTest, TrimWaitsForSecondStreams) {
+  void* a = take(10 * kMiB);
+  allocator.record_stream(a, kB);
+  device.use(a, 10 * kMiB, kB);
+  free(a, 10 * kMiB);
+  EXPECT_EQ(allocator.trim(), 10 * kMiB);  // the device looks whether it is still used
+  EXPECT_EQ(device.taken(), 0u);
+}
+
+TEST_F(CachingAllocatorTest, MoreStreamsThanItCanTellApart) {
+  std::vector<int> many(200);
+  for (int& stream : many) {
+    void* a = take(kMiB);
+    allocator.record_stream(a, &stream);
+    device.use(a, kMiB, &stream);
+    free(a, kMiB);
+    void* b = take(kMiB);
+    EXPECT_NE(b, a);
+    device.run(&stream);
+    EXPECT_EQ(take(kMiB), a);
+    free(a, kMiB);
+    free(b, kMiB);
+  }
+}
+
+TEST_F(CachingAllocatorTest, NoEventIsRecordedWhileAGraphIsCaptured) {
+  void* a = take(40 * kMiB);
+  void* b = take(22 * kMiB, kB);
+  allocator.record_stream(a, kB);
+  device.use(a, 40 * kMiB, kB);
+  device.use(b, 22 * kMiB, kB);
+  free(a, 40 * kMiB);
+  free(b, 22 * kMiB, kB);
+  device.capturing = kB;
+  (void)device.read_journal();
+  EXPECT_THAT(error_of([&] { take(22 * kMiB); }), HasSubstr("out of memory"));
+  EXPECT_EQ(allocator.trim(), 0u);
+  EXPECT_EQ(take(22 * kMiB, kB), b);
+  device.capturing = nullptr;
+  EXPECT_EQ(take(22 * kMiB), a);
+}
+
+TEST_F(CachingAllocatorTest, TensorsTellWhichStreamsUseThem) {
+  const Device gpu{DeviceType::cuda, 7};
+  const Context on_a(gpu, kA, allocator), on_b(gpu, kB, allocator);
+  const ContextScope a(on_a);
+  constexpr std::int64_t kBytes = 2 * kMiB;
+  const TensorOptions options{.dtype = DType::uint8, .device = gpu};
+  auto x = std::make_optional(Tensor::empty({kBytes}, options));
+  void* const place = x->raw();
+  {
+    const ContextScope b(on_b);
+    device.use(x->slice(1, kBytes).data<std::uint8_t>(), kBytes - 1, kB);
+  }
+  x.reset();
+  EXPECT_NE(Tensor::empty({kBytes}, options).raw(), place);
+  device.run(kB);
+  const Tensor rest = Tensor::empty({18 * kBytes / 2}, options);  // the rest of the segment
+  EXPECT_EQ(Tensor::empty({kBytes}, options).raw(), place);
+}
+
 TEST_F(CachingAllocatorTest, WaitsForOtherStreamsBeforeItGivesUp) {
   void* a = take(40 * kMiB);
   void* pin = take(1);  // not a whole free segment: waiting is the only way
@@ -276,6 +403,35 @@ TEST_F(CachingAllocatorTest, AsksNothingOfARetiredStream) {
   allocator.retire(kC);  // where nothing was allocated
   EXPECT_EQ(take(6 * kMiB, kB), a);
   EXPECT_THAT(device.read_journal(), IsEmpty());
+}
+
+TEST_F(CachingAllocatorTest, AsksNothingOfARetiredStreamThatWasASecondOne) {
+  void* a = take(10 * kMiB);
+  void* b = take(10 * kMiB);
+  for (void* both : {a, b}) {
+    allocator.record_stream(both, kB);
+    device.use(both, 10 * kMiB, kB);
+  }
+  free(a, 10 * kMiB);
+  device.read_journal();
+  allocator.retire(kB);
+  EXPECT_THAT(device.read_journal(), ElementsAre("record", "wait"));
+  free(b, 10 * kMiB);
+  device.capturing = kA;  // so that its own events do not show
+  EXPECT_EQ(take(10 * kMiB), a);
+  EXPECT_EQ(take(10 * kMiB), b);
+  EXPECT_THAT(device.read_journal(), IsEmpty());
+  device.capturing = nullptr;
+  allocator.record_stream(a, kB);  // a new stream in its place
+  device.use(a, 10 * kMiB, kB);
+  free(a, 10 * kMiB);
+  EXPECT_NE(take(10 * kMiB), a);
+  allocator.record_stream(b, kB);
+  allocator.retire(kB);
+  allocator.record_stream(b, kB);  // and one more
+  device.use(b, 10 * kMiB, kB);
+  free(b, 10 * kMiB);
+  EXPECT_NE(take(10 * kMiB), b);
 }
 
 TEST(CachingAllocator, DestructorGivesEverythingBack) {

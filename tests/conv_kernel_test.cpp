@@ -156,6 +156,7 @@ class PoisonAllocator final : public Allocator {
     std::memset(memory, 0xff, bytes + kBehind);
     return memory;
   }
+  void record_stream(void* pointer, Stream stream) override { below_.record_stream(pointer, stream); }
   void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
     if (pointer == nullptr) return;
     const auto* behind = static_cast<const unsigned char*>(pointer) + bytes;

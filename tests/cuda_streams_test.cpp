@@ -57,6 +57,84 @@ TEST_F(CudaStreams, BlocksGoToAnotherStreamOnlyBehindEvents) {
   }
 }
 
+TEST_F(CudaStreams, ATensorThatIsDroppedWhileAnotherStreamReadsItStays) {
+  // The second stream reads x long after the first, whose it is, has had reason to use its memory again.
+  empty_cache(kCuda);
+  const Context first = context(0), second = context(1);
+  const ContextScope scope(first);
+  constexpr std::int64_t kSide = 4096;
+  const Variable work = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+  std::uint64_t taken = 0;
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    Variable x = Tensor::full({kSide, kSide}, 2, {.device = kCuda});
+    ASSERT_EQ(cudaStreamSynchronize(streams_[0]), cudaSuccess);
+    Variable total;
+    {
+      const ContextScope scope_of_second(second);
+      Variable product = work;
+      for (int i = 0; i < 10; ++i) product = matmul(product, work);
+      total = sum(x) + 0.0 * sum(product);
+    }
+    x = {};
+    for (int i = 0; i < 20; ++i) Tensor::full({kSide, kSide}, kNan, {.device = kCuda});
+    const ContextScope scope_of_second(second);
+    EXPECT_EQ(total.item(), 2.0 * kSide * kSide);
+    if (repeat == 2) taken = memory_stats(kCuda).device_allocations;
+  }
+  EXPECT_EQ(memory_stats(kCuda).device_allocations, taken) << "what was waited for was not used again";
+}
+
+TEST_F(CudaStreams, ATensorThatIsDroppedWhileItIsCopiedToStays) {
+  const Context first = context(0);
+  const ContextScope scope(first);
+  constexpr std::int64_t kSide = 4096;
+  Tensor from;
+  {
+    const ContextScope pinned(pinned_context());
+    from = Tensor::full({kSide, kSide}, 3);
+  }
+  const auto copies = CopyStream::make(kCuda);
+  Variable product = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+  for (int i = 0; i < 10; ++i) product = matmul(product, product);
+  Tensor to = Tensor::empty({kSide, kSide}, {.device = kCuda});
+  copies->copy(from, to);  // begins after the products
+  to = {};
+  const Tensor ones = Tensor::full({kSide, kSide}, 1, {.device = kCuda});
+  copies->join();
+  EXPECT_EQ(sum(ones).item(), kSide * kSide);
+}
+
+TEST_F(CudaStreams, AModelOfOneStreamIsCapturedOnAnother) {
+  // The gradients of the first, eager step are those of one stream; while the other is captured they are
+  // freed, and events cannot be recorded there.
+  Generator generator(4);
+  nn::Linear model({.in_features = 200, .out_features = 100}, generator);
+  model.to(kCuda);
+  optim::Adam adam(model.parameters(), {.lr = 1e-2});
+  const auto run = [&](const Tensors& x) -> Tensors {
+    adam.zero_grad();
+    Tape tape;
+    const Variable loss = nn::mse_loss(model(x[0]), x[1]);
+    tape.backward(loss);
+    adam.step();
+    return {loss.tensor()};
+  };
+  const Tensors x{random_tensor({7, 200}, {}, -1, 1).to(kCuda), random_tensor({7, 100}, {}, -1, 1).to(kCuda)};
+  run(x);
+  synchronize(kCuda);
+  const Context second = context(1);
+  const ContextScope scope(second);
+  CapturedStep step(kCuda, run);
+  double before = step(x)[0].item();
+  for (int i = 0; i < 20; ++i) {
+    const double loss = step(x)[0].item();
+    EXPECT_LT(loss, before);
+    before = loss;
+  }
+  EXPECT_EQ(step.graphs(), 1u);
+  synchronize(kCuda);
+}
+
 TEST_F(CudaStreams, TrainingOnOneIsTrainingOnAnother) {
   const auto train = [](const Context& where, bool captured) {
     const ContextScope scope(where);
@@ -100,6 +178,7 @@ class AsyncAllocator final : public Allocator {
     ++live;
     return pointer;
   }
+  void record_stream(void*, Stream) override { FAIL() << "there is one stream"; }
   void deallocate(void* pointer, std::size_t, Stream stream) noexcept override {
     cudaFreeAsync(pointer, static_cast<cudaStream_t>(stream));
     --live;

@@ -47,6 +47,7 @@ class FakeDevice final : public DeviceMemory {
   }
 
   Event record_event(Stream stream) override {
+    if (stream == capturing) return nullptr;
     journal.emplace_back("record");
     auto* event = new Mark{stream, issued_[stream]};
     events_.insert(event);
@@ -87,6 +88,8 @@ class FakeDevice final : public DeviceMemory {
           << "memory is in use by queued work";
     }
   }
+
+  Stream capturing = nullptr;  // where a graph is captured
 
   std::size_t taken() const { return taken_; }
   std::size_t segments() const { return segments_.size(); }
