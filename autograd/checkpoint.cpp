@@ -7,6 +7,7 @@
 #include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/autocast.h>
+#include <tapedeck/ops/conv/kernels.h>
 
 namespace tapedeck {
 
@@ -84,7 +85,8 @@ class Checkpoint final : public Op {
         own_inputs_(own_inputs),
         result_(std::move(result)),
         draws_(before),
-        autocast_(Autocast::dtype()) {}
+        autocast_(Autocast::dtype()),
+        algorithm_(ConvAlgorithmScope::current()) {}
 
   const char* name() const override { return "checkpoint"; }
 
@@ -101,6 +103,7 @@ class Checkpoint final : public Op {
     {
       const ReplayScope replay(draws_);
       const Autocast as_then(autocast_);
+      const ConvAlgorithmScope by_then(algorithm_);
       y = f_(inputs);
     }
     // An input that is there twice has the sum of its gradients, which only the first of them passes on.
@@ -133,6 +136,7 @@ class Checkpoint final : public Op {
   Tensor result_;
   DrawState draws_;
   DType autocast_;
+  std::optional<ConvAlgorithm> algorithm_;
 };
 
 }  // namespace

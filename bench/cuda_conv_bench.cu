@@ -6,7 +6,8 @@
 // A line of JSON for each shape and mode, with the names that PyTorch's measurements have: _cl is nhwc; fp32
 // is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels. The time is a
 // median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an
-// output.
+// output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of its
+// limit that was reached.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
@@ -80,14 +81,18 @@ void run(const ConvShape& c, const std::string& mode) {
   const double fwd = milliseconds([&] { (void)conv_transpose2d(x, w, {}, c.options); });
   const double dx = milliseconds([&] { (void)conv2d(gy, w, {}, plain); });
   const double dw = milliseconds([&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options); });
+  const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());
   std::printf(
       "{\"shape\": \"%s\", \"mode\": \"%s\", \"gflop\": %.3f, \"bytes\": %.0f, \"fwd_ms\": %.4f, \"dx_ms\": "
       "%.4f, "
-      "\"dw_ms\": %.4f, \"fwd_tflops\": %.1f, \"dx_tflops\": %.1f, \"dw_tflops\": %.1f, \"fwd_tbs\": %.2f}\n",
+      "\"dw_ms\": %.4f, \"fwd_tflops\": %.1f, \"dx_tflops\": %.1f, \"dw_tflops\": %.1f, \"fwd_tbs\": %.2f, "
+      "\"fwd_kernel\": \"%s\", \"dx_kernel\": \"%s\", \"dw_kernel\": \"%s\", \"fwd_share\": %.3f, "
+      "\"dx_share\": %.3f, \"dw_share\": %.3f}\n",
       c.name, mode.c_str(), gflop, bytes, fwd, dx, dw, gflop / fwd, gflop / dx, gflop / dw,
-      bytes / fwd * 1e-9);
+      bytes / fwd * 1e-9, e.forward.kernel.c_str(), e.input_gradient.kernel.c_str(),
+      e.weight_gradient.kernel.c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
   std::fflush(stdout);
 }
 

@@ -17,6 +17,7 @@
 
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
+#include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 
 namespace {
@@ -127,9 +128,10 @@ void time(const Case& c, const std::string& op, double seconds) {
     return conv_transpose2d_weight_grad(x, gy, c.kernel, c.options);
   };
   std::cout << explained.flops << ' ' << explained.bytes << ' '
-            << to_string(op == "forward"          ? explained.forward
-                         : op == "input_gradient" ? explained.input_gradient
-                                                  : explained.weight_gradient);
+            << (op == "forward"          ? explained.forward
+                : op == "input_gradient" ? explained.input_gradient
+                                         : explained.weight_gradient)
+                   .kernel;
   (void)call();
   int runs = 0;
   for (const double start = now(); runs < 3 || (now() - start < seconds && runs < 1000); ++runs) {

@@ -46,6 +46,8 @@
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/autocast.h>
+#include <tapedeck/ops/conv/explain.h>
+#include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/dropout.h>

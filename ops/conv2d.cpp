@@ -26,7 +26,8 @@ struct Conv2d final : Op {
     if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout] = call_;
+    const auto& [g, layout, algorithm] = call_;
+    const ConvAlgorithmScope scope(algorithm);
     const Tensor& y = in[0];
     Tensor x = Tensor::empty(g.x_shape(), {y.dtype(), y.device(), g.batched ? layout : Layout::nchw});
     if (x.count() > 0) {

@@ -23,7 +23,8 @@ struct ConvTranspose2d final : Op {
     if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout] = call_;
+    const auto& [g, layout, algorithm] = call_;
+    const ConvAlgorithmScope scope(algorithm);
     const Tensor& x = in[0];
     Tensor y = Tensor::empty(g.y_shape(), {x.dtype(), x.device(), g.batched ? layout : Layout::nchw});
     if (y.count() > 0) {
@@ -52,7 +53,8 @@ struct ConvTranspose2dWeightGrad final : Op {
   Tensors forward(OpContext& c, const Tensors& in) override {
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout] = call_;
+    const auto& [g, layout, algorithm] = call_;
+    const ConvAlgorithmScope scope(algorithm);
     const TensorOptions options{in[0].dtype(), in[0].device()};
     if (g.n == 0) return {Tensor::zeros(g.weight_shape(), options)};
     Tensor w = Tensor::empty(g.weight_shape(), options);

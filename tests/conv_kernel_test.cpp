@@ -8,9 +8,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <thread>
 
 #include "conv_cases.h"
 #include "conv_paths.h"
+#include "op_support.h"
 
 namespace tapedeck::test {
 namespace {
@@ -112,20 +115,21 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
   EXPECT_EQ(a.flops, 2.0 * 2 * 64 * 3 * 14 * 14);  // of each axis' 16 pairs 2 lie outside
   EXPECT_EQ(a.bytes, 4.0 * (2 * 64 * 16 + 64 * 3 * 16 + 2 * 3 * 64));
   if (instruction_set() == InstructionSet::avx512) {
+    EXPECT_EQ(explained({"", {2, 64, 4, 4}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}}, Layout::nhwc)
+                  .forward.kernel,
+              "thin");
+    EXPECT_EQ(explained({"", {2, 512, 4, 4}, {512, 256, 2, 2}, {.stride = 2}}).input_gradient.kernel, "wide");
     EXPECT_EQ(
-        explained({"", {2, 64, 4, 4}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}}, Layout::nhwc).forward,
-        ConvPath::thin);
-    EXPECT_EQ(explained({"", {2, 512, 4, 4}, {512, 256, 2, 2}, {.stride = 2}}).input_gradient,
-              ConvPath::wide);
-    EXPECT_EQ(explained({"", {32, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient,
-              ConvPath::winograd);
-    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 8, 3, 3}, {.stride = 2}}).forward, ConvPath::planes);
-    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 1, 3, 3}, {.stride = 2, .groups = 16}}).forward,
-              ConvPath::depthwise);
+        explained({"", {32, 512, 4, 4}, {512, 256, 4, 4}, {.stride = 2, .padding = 1}}).input_gradient.kernel,
+        "winograd");
+    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 8, 3, 3}, {.stride = 2}}).forward.kernel, "planes");
+    EXPECT_EQ(explained({"", {2, 16, 64, 64}, {16, 1, 3, 3}, {.stride = 2, .groups = 16}}).forward.kernel,
+              "depthwise");
   }
-  EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::matrix);
-  EXPECT_EQ(explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}, Layout::nhwc).weight_gradient,
-            ConvPath::channelwise);
+  EXPECT_EQ(explained(kLayerCases[0]).forward.kernel, "matrix");
+  EXPECT_EQ(
+      explained({"", {1, 64, 5, 5}, {64, 1, 3, 3}, {.groups = 64}}, Layout::nhwc).weight_gradient.kernel,
+      "channelwise");
   const ConvExplanation b = explained({"", {1, 4, 7, 6}, {4, 4, 3, 3}, {.stride = 5, .dilation = 2}});
   EXPECT_EQ(b.phases, 25);
   EXPECT_EQ(b.empty_phases, 16);
@@ -142,8 +146,67 @@ TEST(ConvKernels, ExplainSaysWhichKernelPhasesAndWork) {
       "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.026 GFLOP, 2.0 MB, "
       "at least 12.500 ms");
   set_num_threads(threads);
+  EXPECT_EQ(d.forward.reason, "least estimated time");
   set_conv_algorithm(ConvAlgorithm::reference);
-  EXPECT_EQ(explained(kLayerCases[0]).forward, ConvPath::reference);
+  EXPECT_EQ(explained(kLayerCases[0]).forward.kernel, "reference");
+  EXPECT_EQ(explained(kLayerCases[0]).forward.reason, "forced");
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
+
+TEST(ConvKernels, ACallsAlgorithmIsThatOfItsGradients) {
+  // The reference adds in another order than the fast kernels: results are told apart by their bits.
+  using Algorithm = std::optional<ConvAlgorithm>;
+  constexpr ConvAlgorithm kReference = ConvAlgorithm::reference, kAutomatic = ConvAlgorithm::automatic;
+  const Tensor values[] = {random_tensor({2, 40, 9, 8}, {}, -1, 1, 1),
+                           random_tensor({40, 24, 3, 3}, {}, -1, 1, 2),
+                           random_tensor({2, 24, 17, 15}, {}, -1, 1, 3)};
+  const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
+  const auto run = [&](Algorithm forward, Algorithm backward, bool checkpointed) {
+    const Variable x = Variable::parameter(values[0]), w = Variable::parameter(values[1]);
+    Tape tape;
+    Variable y;
+    {
+      const ConvAlgorithmScope scope(forward);
+      const auto f = [&](const Variables& in) { return conv_transpose2d(in[0], in[1], {}, options); };
+      y = checkpointed ? checkpoint(f, {x, w}) : f({x, w});
+    }
+    const ConvAlgorithmScope scope(backward);
+    const Variables g = tape.gradient(y, {x, w}, {.gradient = values[2]});
+    return Tensors{y.tensor(), g[0].tensor(), g[1].tensor()};
+  };
+  const auto equal = [](const Tensors& a, const Tensors& b, std::size_t i) {
+    return a[i].to_vector<float>() == b[i].to_vector<float>();
+  };
+  const Tensors reference = run(kReference, kReference, false), automatic = run({}, {}, false);
+  for (const bool checkpointed : {false, true}) {
+    const Tensors called = run(kReference, kAutomatic, checkpointed), bare = run({}, {}, checkpointed),
+                  other = run(kAutomatic, kReference, checkpointed),
+                  walked = run({}, kReference, checkpointed);
+    for (std::size_t i = 0; i < 3; ++i) {
+      SCOPED_TRACE(concat(checkpointed, " ", i));
+      EXPECT_FALSE(equal(reference, automatic, i));
+      EXPECT_TRUE(equal(called, reference, i));
+      EXPECT_TRUE(equal(bare, automatic, i));
+      EXPECT_TRUE(equal(other, automatic, i));
+      EXPECT_TRUE(equal(walked, i == 0 ? automatic : reference, i));  // where the call said nothing
+    }
+  }
+}
+
+TEST(ConvKernels, AScopesAlgorithmIsItsThreads) {
+  set_conv_algorithm(ConvAlgorithm::planes);
+  EXPECT_EQ(ConvAlgorithmScope::current(), std::nullopt);
+  {
+    const ConvAlgorithmScope outer(ConvAlgorithm::reference);
+    EXPECT_EQ(conv_algorithm(), ConvAlgorithm::reference);
+    {
+      const ConvAlgorithmScope inner(ConvAlgorithm::automatic), none(std::nullopt);
+      EXPECT_EQ(conv_algorithm(), ConvAlgorithm::automatic);
+    }
+    EXPECT_EQ(conv_algorithm(), ConvAlgorithm::reference);
+    std::thread([] { EXPECT_EQ(conv_algorithm(), ConvAlgorithm::planes); }).join();
+  }
+  EXPECT_EQ(conv_algorithm(), ConvAlgorithm::planes);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
 

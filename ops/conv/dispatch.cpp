@@ -6,9 +6,11 @@
 #include <string_view>
 #include <utility>
 
+#include <tapedeck/core/backend.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
 #include <tapedeck/ops/conv/cost.h>
+#include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/pack.h>
@@ -27,6 +29,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
+thread_local std::optional<ConvAlgorithm> forced_here;
 
 ConvAlgorithm from_environment() {
   const char* name = std::getenv("TAPEDECK_CONV_ALGORITHM");
@@ -81,13 +84,59 @@ void set_conv_algorithm(ConvAlgorithm algorithm) {
 }
 
 ConvAlgorithm conv_algorithm() {
+  if (forced_here) return *forced_here;
   const int algorithm = forced;
   return algorithm < 0 ? from_environment() : static_cast<ConvAlgorithm>(algorithm);
+}
+
+ConvAlgorithmScope::ConvAlgorithmScope(std::optional<ConvAlgorithm> algorithm) : outer_(forced_here) {
+  if (algorithm) forced_here = algorithm;
+}
+
+ConvAlgorithmScope::~ConvAlgorithmScope() {
+  forced_here = outer_;
+}
+
+std::optional<ConvAlgorithm> ConvAlgorithmScope::current() {
+  return forced_here;
 }
 
 namespace cpu {
 
 namespace {
+
+enum class ConvPath : std::uint8_t {
+  reference,
+  depthwise,
+  matrix,
+  planes,
+  winograd,
+  thin,
+  channelwise,
+  wide
+};
+
+const char* name_of(ConvPath path) {
+  switch (path) {
+    case ConvPath::reference:
+      return "reference";
+    case ConvPath::depthwise:
+      return "depthwise";
+    case ConvPath::matrix:
+      return "matrix";
+    case ConvPath::planes:
+      return "planes";
+    case ConvPath::winograd:
+      return "winograd";
+    case ConvPath::thin:
+      return "thin";
+    case ConvPath::channelwise:
+      return "channelwise";
+    case ConvPath::wide:
+      break;
+  }
+  return "wide";
+}
 
 Lanes lanes_of(ConvPath path) {
   return path == ConvPath::thin          ? Lanes::thin
@@ -204,48 +253,31 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
 
 }  // namespace cpu
 
-std::string to_string(ConvPath path) {
-  switch (path) {
-    case ConvPath::reference:
-      return "reference";
-    case ConvPath::depthwise:
-      return "depthwise";
-    case ConvPath::matrix:
-      return "matrix";
-    case ConvPath::planes:
-      return "planes";
-    case ConvPath::winograd:
-      return "winograd";
-    case ConvPath::thin:
-      return "thin";
-    case ConvPath::channelwise:
-      return "channelwise";
-    case ConvPath::wide:
-      break;
-  }
-  return "wide";
-}
-
-std::string to_string(const ConvGpuExplanation& e) {
-  char numbers[160];
-  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, workspace %.1f MB, at least %.3f ms",
-                e.flops * 1e-9, e.bytes * 1e-6, e.workspace * 1e-6, e.limit * 1e3);
-  return concat("forward ", e.forward, ", input gradient ", e.input_gradient, ", weight gradient ",
-                e.weight_gradient, "; ", e.phases, " phases, ", e.empty_phases, " empty; ", numbers);
-}
-
 std::string to_string(const ConvExplanation& e) {
-  char numbers[120];
-  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, at least %.3f ms", e.flops * 1e-9,
-                e.bytes * 1e-6, e.limit * 1e3);
-  return concat("forward ", e.forward, ", input gradient ", e.input_gradient, ", weight gradient ",
-                e.weight_gradient, "; ", e.phases, " phases, ", e.empty_phases, " empty; ", numbers);
+  char numbers[160], workspace[60] = "";
+  if (e.workspace > 0) std::snprintf(workspace, sizeof workspace, "workspace %.1f MB, ", e.workspace * 1e-6);
+  std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, %sat least %.3f ms", e.flops * 1e-9,
+                e.bytes * 1e-6, workspace, e.limit * 1e3);
+  return concat("forward ", e.forward.kernel, ", input gradient ", e.input_gradient.kernel,
+                ", weight gradient ", e.weight_gradient.kernel, "; ", e.phases, " phases, ", e.empty_phases,
+                " empty; ", numbers);
 }
 
-ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  ConvExplanation e{cpu::choose(g, cpu::Direction::transposed, dtype, layout),
-                    cpu::choose(g, cpu::Direction::plain, dtype, layout),
-                    cpu::choose_weight_grad(g, dtype, layout)};
+ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
+  return TAPEDECK_KERNEL(device, explain_conv)(g, dtype, layout, device);
+}
+
+ConvExplanation cpu::explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device) {
+  const auto choice = [&](ConvPath path) -> ConvChoice {
+    const bool forced = conv_algorithm() != ConvAlgorithm::automatic;
+    return {name_of(path), path == ConvPath::matrix      ? "x is one pixel, and y of the kernel's size"
+                           : path == ConvPath::reference ? "forced"
+                           : forced ? "forced, or the least estimated time of what is left"
+                                    : "least estimated time"};
+  };
+  ConvExplanation e{choice(choose(g, Direction::transposed, dtype, layout)),
+                    choice(choose(g, Direction::plain, dtype, layout)),
+                    choice(choose_weight_grad(g, dtype, layout))};
   const auto count = [](const ConvAxis& a, bool with_taps) {
     std::int64_t phases = 0;
     for (std::int64_t o = 0; o < std::min(a.stride, a.out); ++o) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
@@ -16,83 +17,92 @@ namespace tapedeck::cu {
 
 namespace {
 
-/// What kernels for few channels can compute, and what is taken unless an algorithm is forced.
 struct Choice {
-  bool direct = false, depthwise = false, strip = false;
-  ConvAlgorithm natural = ConvAlgorithm::wgmma;
+  ConvAlgorithm algorithm;
+  const char* reason;
 };
 
-ConvAlgorithm choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Choice& choice) {
-  if (!conv_gemm::fits(g)) return ConvAlgorithm::reference;
+/// What kernels for few channels can compute, and what is taken unless an algorithm is forced.
+struct Offer {
+  bool direct = false, depthwise = false, strip = false;
+  Choice natural{ConvAlgorithm::wgmma, "much work a byte"};
+};
+
+Choice choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Offer& offer) {
+  if (!conv_gemm::fits(g))
+    return {ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, or strides above 8"};
   ConvAlgorithm a = conv_algorithm();
   if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && choice.depthwise) ||
-                     (a == ConvAlgorithm::direct && choice.direct) ||
-                     (a == ConvAlgorithm::strip && choice.strip) || a == ConvAlgorithm::simt ||
+  const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && offer.depthwise) ||
+                     (a == ConvAlgorithm::direct && offer.direct) ||
+                     (a == ConvAlgorithm::strip && offer.strip) || a == ConvAlgorithm::simt ||
                      a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
-  if (!known) a = choice.natural;
-  if (a == ConvAlgorithm::wgmma && !has_wgmma) a = ConvAlgorithm::tensor;
-  // Matrix products of float64 have no tensor cores here, those of half types nothing else.
-  if ((a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma) && dtype == DType::float64)
-    a = ConvAlgorithm::simt;
-  if (a == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
-    a = ConvAlgorithm::tensor;
-  return a;
+  Choice c = known ? Choice{a, "forced"} : offer.natural;
+  if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
+      dtype == DType::float64)
+    c = {ConvAlgorithm::simt, "products of float64 have no tensor cores here"};
+  if (c.algorithm == ConvAlgorithm::wgmma && !has_wgmma)
+    c = {ConvAlgorithm::tensor, "the device does not have Hopper's instructions"};
+  if (c.algorithm == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
+    c = {ConvAlgorithm::tensor, "products of half types have tensor cores only"};
+  return c;
 }
+
+constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
+    kThin{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
+    kLittleWork{ConvAlgorithm::strip, "few channels, or less than 24 operations a byte"},
+    kFewChannels{ConvAlgorithm::direct, "few channels"};
 
 double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
   return static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
          static_cast<double>(size_of(dtype));
 }
 
-ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
-                         Layout to, bool has_wgmma) {
+Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
+                  bool has_wgmma) {
   const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
-  Choice choice{
-      direct_fits(g),
-      depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
-      from == to && strip_fits(g, transposed, dtype, from)};
+  Offer offer{direct_fits(g),
+              depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
+              from == to && strip_fits(g, transposed, dtype, from)};
   // Channels last, products of tiles need no transposes: what they lack is channels of a group.
   // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than some others have.
-  const bool strips = has_wgmma && choice.strip && (from == Layout::nchw || g.groups > 1);
+  const bool strips = has_wgmma && offer.strip && (from == Layout::nchw || g.groups > 1);
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
-  if (choice.depthwise) {
-    choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.direct && thin_fits(g, dtype, from, to)) {
-    choice.natural = ConvAlgorithm::direct;
+  if (offer.depthwise) {
+    offer.natural = kGroupsOfOne;
+  } else if (offer.direct && thin_fits(g, dtype, from, to)) {
+    offer.natural = kThin;
   } else if (strips && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
-    choice.natural = ConvAlgorithm::strip;
-  } else if (choice.direct && (transposed || to_channels <= 16) &&
+    offer.natural = kLittleWork;
+  } else if (offer.direct && (transposed || to_channels <= 16) &&
              (to_channels == 1 || (to == Layout::nchw && little))) {
-    choice.natural = ConvAlgorithm::direct;
+    offer.natural = kFewChannels;
   }
-  return choose(g, dtype, has_wgmma, choice);
+  return choose(g, dtype, has_wgmma, offer);
 }
-ConvAlgorithm choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
-                         const Tensor& to) {
+Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& to) {
   return choose_map(g, transposed, to.dtype(), from.layout(), to.layout(), conv_gemm::has_wgmma(to.device()));
 }
 
-ConvAlgorithm choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
-                                 bool has_wgmma) {
-  Choice choice{
+Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
+  Offer offer{
       direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
       x == y && strip_weight_grad_fits(g, dtype, x)};
-  const bool strips = has_wgmma && choice.strip && (x == Layout::nchw || g.groups > 1);
-  if (choice.depthwise) {
-    choice.natural = ConvAlgorithm::depthwise;
-  } else if (choice.direct && thin_weight_grad_fits(g, dtype, x, y)) {
-    choice.natural = ConvAlgorithm::direct;
+  const bool strips = has_wgmma && offer.strip && (x == Layout::nchw || g.groups > 1);
+  if (offer.depthwise) {
+    offer.natural = kGroupsOfOne;
+  } else if (offer.direct && thin_weight_grad_fits(g, dtype, x, y)) {
+    offer.natural = kThin;
   } else if (strips && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
-    choice.natural = ConvAlgorithm::strip;
-  } else if (choice.direct && g.group_ci() * g.group_co() <= 8) {
-    choice.natural = ConvAlgorithm::direct;
+    offer.natural = kLittleWork;
+  } else if (offer.direct && g.group_ci() * g.group_co() <= 8) {
+    offer.natural = kFewChannels;
   }
-  return choose(g, dtype, has_wgmma, choice);
+  return choose(g, dtype, has_wgmma, offer);
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -109,11 +119,19 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   f.template operator()<Tf32x3>();
 }
 
+/// A choice in words, with the variant that such tensors take.
+ConvChoice described(const Choice& c, Layout layout, bool thin) {
+  const char* variant = c.algorithm == ConvAlgorithm::depthwise && layout == Layout::nhwc ? " channels last"
+                        : c.algorithm == ConvAlgorithm::direct && thin                    ? " thin"
+                                                                                          : "";
+  return {to_string(c.algorithm) + variant, c.reason};
+}
+
 }  // namespace
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y, double negative_slope) {
-  const ConvAlgorithm algorithm = choose_map(g, true, x, y);
+  const ConvAlgorithm algorithm = choose_map(g, true, x, y).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
@@ -140,7 +158,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x, double negative_slope) {
-  const ConvAlgorithm algorithm = choose_map(g, false, y, x);
+  const ConvAlgorithm algorithm = choose_map(g, false, y, x).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
@@ -165,7 +183,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
   const ConvAlgorithm algorithm =
-      choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device()));
+      choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device())).algorithm;
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::depthwise) {
@@ -181,13 +199,18 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   });
 }
 
-ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
-  const ConvExplanation host = tapedeck::explain(g, dtype, layout);
-  ConvGpuExplanation e{choose_map(g, true, dtype, layout, layout, has_wgmma),
-                       choose_map(g, false, dtype, layout, layout, has_wgmma),
-                       choose_weight_grad(g, dtype, layout, layout, has_wgmma)};
-  e.phases = host.phases, e.empty_phases = host.empty_phases;
-  e.flops = host.flops, e.bytes = host.bytes;
+ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
+  return explain_conv(g, dtype, layout, conv_gemm::has_wgmma(device));
+}
+
+ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
+  const Choice forward = choose_map(g, true, dtype, layout, layout, has_wgmma),
+               input_gradient = choose_map(g, false, dtype, layout, layout, has_wgmma),
+               weight_gradient = choose_weight_grad(g, dtype, layout, layout, has_wgmma);
+  ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
+  e.forward = described(forward, layout, thin_fits(g, dtype, layout, layout));
+  e.input_gradient = described(input_gradient, layout, thin_fits(g, dtype, layout, layout));
+  e.weight_gradient = described(weight_gradient, layout, thin_weight_grad_fits(g, dtype, layout, layout));
   // At most: wgmma kernels copy nchw tensors with channels last, and pack the weight; float32 tensors become
   // halves, one or two an element, in either layout. Weight gradients copy both images.
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
@@ -196,12 +219,11 @@ ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout
                w = static_cast<double>(g.weight_shape().count()) * size,
                y = static_cast<double>(g.y_shape().count()) * size, parts = three ? 2 : 1;
   const double copies = layout == Layout::nchw || three ? 1 : dtype == DType::float32 ? 0.5 : 0;
-  if (e.forward == ConvAlgorithm::wgmma) e.workspace = copies * x + parts * w;
-  if (e.input_gradient == ConvAlgorithm::wgmma) e.workspace = std::max(e.workspace, copies * y + parts * w);
-  if (e.weight_gradient == ConvAlgorithm::wgmma) e.workspace = std::max(e.workspace, copies * y + parts * x);
-  const double rate = dtype == DType::float64   ? 60e12
-                      : dtype != DType::float32 ? 680e12
-                                                : (three ? 267e12 : 680e12);
+  constexpr ConvAlgorithm wgmma = ConvAlgorithm::wgmma;
+  if (forward.algorithm == wgmma) e.workspace = copies * x + parts * w;
+  if (input_gradient.algorithm == wgmma) e.workspace = std::max(e.workspace, copies * y + parts * w);
+  if (weight_gradient.algorithm == wgmma) e.workspace = std::max(e.workspace, copies * y + parts * x);
+  const double rate = dtype == DType::float64 ? 60e12 : three ? 267e12 : 680e12;
   e.limit = std::max(e.bytes / 4.27e12, e.flops / rate);
   return e;
 }

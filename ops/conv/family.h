@@ -7,6 +7,7 @@
 #pragma once
 
 #include <tapedeck/core/op.h>
+#include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
 
 namespace tapedeck::detail {
@@ -14,6 +15,7 @@ namespace tapedeck::detail {
 struct ConvCall {
   ConvTranspose2dGeometry geometry;
   Layout layout = Layout::nchw;
+  std::optional<ConvAlgorithm> algorithm = ConvAlgorithmScope::current();  // of the map's gradients, too
 };
 
 /// conv_transpose2d; bias may be undefined.

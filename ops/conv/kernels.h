@@ -1,6 +1,6 @@
 // Which kernel computes the convolution family.
 //
-// On the CPU a call takes the first of these that fits (ConvPath):
+// On the CPU a call takes the first of these that fits:
 //   reference    if it is forced. The definition, one output at a time, for every dtype and layout. Slow;
 //                what the others are tested against and timed beside.
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
@@ -30,12 +30,14 @@
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //
-// TAPEDECK_CONV_ALGORITHM in the environment, or set_conv_algorithm(), forces kernels: `reference`; on the
-// CPU `planes` wherever tensors are nchw, `depthwise` and `winograd` wherever these can, `windows`, which is
-// none of these; on a GPU `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`.
-// What a device does not have, or what cannot compute a call, counts as `automatic`.
+// TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
+// and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`
+// and `winograd` wherever these can, `windows`, which is none of these; on a GPU `depthwise`, `direct`,
+// `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not have, or what cannot
+// compute a call, counts as `automatic`.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -63,70 +65,27 @@ enum class ConvAlgorithm : std::uint8_t {
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.
 void set_conv_algorithm(ConvAlgorithm algorithm);
-/// Throws Error when TAPEDECK_CONV_ALGORITHM names none.
+/// What the calling thread's next call uses. Throws Error when TAPEDECK_CONV_ALGORITHM names none.
 ConvAlgorithm conv_algorithm();
 std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
-enum class ConvPath : std::uint8_t {
-  reference,
-  depthwise,
-  matrix,
-  planes,
-  winograd,
-  thin,
-  channelwise,
-  wide
+/// Which kernels the calls of this thread use until the scope ends, whatever is set otherwise. Their
+/// gradients use them, too, whenever they are computed. Nothing: as if there were no scope.
+class ConvAlgorithmScope {
+ public:
+  explicit ConvAlgorithmScope(std::optional<ConvAlgorithm> algorithm);
+  ~ConvAlgorithmScope();
+  ConvAlgorithmScope(const ConvAlgorithmScope&) = delete;
+  ConvAlgorithmScope& operator=(const ConvAlgorithmScope&) = delete;
+
+  /// What the innermost scope of this thread says.
+  static std::optional<ConvAlgorithm> current();
+
+ private:
+  std::optional<ConvAlgorithm> outer_;
 };
-
-std::string to_string(ConvPath path);
-
-/// What a call of conv_transpose2d and its gradients would do on the CPU.
-struct ConvExplanation {
-  ConvPath forward, input_gradient, weight_gradient;
-  std::int64_t phases = 0;        ///< that have outputs
-  std::int64_t empty_phases = 0;  ///< of these, the ones without taps, whose outputs are the bias
-  double flops = 0;               ///< of each of the three, taps that reach no output left out
-  double bytes = 0;               ///< of x, weight and y, each once
-  /// Seconds that each takes at least by num_threads() cores of a Zen 4 server: `bytes` at the bandwidth of a
-  /// copy (28 GB/s of a core, 36 GB/s of more), or `flops` at a core's rate of fused multiply-adds (115
-  /// GFLOP/s in float32, half of it in float64; a quarter without AVX2). bench/compare_cpu.py measures both.
-  /// Minimal filtering multiplies less, and caches are faster than memory: a call can have more than its
-  /// share.
-  double limit = 0;
-  /// The share of the limit that a call of so many seconds has.
-  double share(double seconds) const { return limit / seconds; }
-};
-
-/// "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.110 GFLOP, 4.9 MB, at least
-/// 0.478 ms".
-std::string to_string(const ConvExplanation& e);
-
-/// For tensors of this geometry, whose x and y have the given dtype and layout.
-ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype = DType::float32,
-                        Layout layout = Layout::nchw);
-
-/// What they would do on a GPU, and what that takes at least.
-struct ConvGpuExplanation {
-  ConvAlgorithm forward, input_gradient, weight_gradient;
-  std::int64_t phases = 0, empty_phases = 0;
-  double flops = 0, bytes = 0;  ///< as above
-  double workspace = 0;         ///< about how many bytes the one takes that takes most, beside its tensors
-  /// Seconds that each takes at least on an H200: `bytes` at the bandwidth of a copy (4.27 TB/s), or `flops`
-  /// at the rate of a library's matrix products (TF32 353 TFLOP/s and a third of it for float32's accuracy,
-  /// 680 in 16 bits).
-  double limit = 0;
-};
-
-/// "forward wgmma, input gradient wgmma, weight gradient wgmma; 4 phases, 0 empty; 550.000 GFLOP, 805.3 MB,
-/// workspace 537.0 MB, at least 1.558 ms".
-std::string to_string(const ConvGpuExplanation& e);
-
-namespace cu {
-/// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU.
-ConvGpuExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);
-}  // namespace cu
 
 namespace cpu::reference {
 // Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
