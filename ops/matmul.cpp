@@ -40,16 +40,14 @@ struct Matmul final : Op {
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
     check_negative_slope(name_, negative_slope_);
-    const bool rectifies = negative_slope_ != 1;
-    if (rectifies) c.save_output(0);
+    if (negative_slope_ != 1) c.save_output(0);
     const Shape &sa = in[0].shape(), &sb = in[1].shape();
     const std::int64_t m = sa[ta_ == Transpose::no ? -2 : -1], n = sb[tb_ == Transpose::no ? -1 : -2];
     Tensor out =
         Tensor::empty(join(broadcast(name_, batch(sa), batch(sb)), {m, n}), {in[0].dtype(), in[0].device()});
     if (out.count() > 0) {
       TAPEDECK_KERNEL(out.device(), matmul)
-      (in[0].to(Layout::nchw), ta_, in[1].to(Layout::nchw), tb_, in[2], out);
-      if (rectifies) TAPEDECK_KERNEL(out.device(), rectify)(out, negative_slope_);
+      (in[0].to(Layout::nchw), ta_, in[1].to(Layout::nchw), tb_, in[2], out, negative_slope_);
     }
     return {out};
   }
@@ -165,11 +163,11 @@ std::pair<std::int64_t, std::int64_t> operands(const Shape& a, const Shape& b, c
 }  // namespace
 
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-            const Tensor& out) {
+            const Tensor& out, double negative_slope) {
   if (size_of(out.dtype()) < 4) {  // half types: computed in float32
     const Tensor wide = Tensor::empty(out.shape(), {DType::float32});
     matmul(a.to(DType::float32), ta, b.to(DType::float32), tb,
-           bias.defined() ? bias.to(DType::float32) : Tensor(), wide);
+           bias.defined() ? bias.to(DType::float32) : Tensor(), wide, negative_slope);
     out.copy_(wide);
     return;
   }
@@ -188,8 +186,12 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
       }
     });
   };
-  if (out.dtype() == DType::float64) return multiply.template operator()<double>();
-  multiply.template operator()<float>();
+  if (out.dtype() == DType::float64) {
+    multiply.template operator()<double>();
+  } else {
+    multiply.template operator()<float>();
+  }
+  if (negative_slope != 1) rectify(out, negative_slope);
 }
 
 }  // namespace cpu

@@ -2,8 +2,9 @@
 //
 // cuBLASLt's matrices are column-major, so what it computes is out^T = op(b)^T op(a)^T: b comes first, and a
 // row-major matrix is its own transpose. The bias, one number for each column of out, is then one for each
-// row, which its epilogue adds. Which algorithm fits a shape is asked once. Scratch comes from the allocator,
-// so that calls on different streams never share it; the result depends on nothing but the arguments.
+// row, which its epilogue adds; the same sets negative results to 0, if asked to. Which algorithm fits a
+// shape is asked once. Scratch comes from the allocator, so that calls on different streams never share it;
+// the result depends on nothing but the arguments.
 #include <tapedeck/ops/matmul.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <cublasLt.h>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/strided.h>
 #include <tapedeck/core/launch.cuh>
@@ -68,7 +70,7 @@ struct Product {
   std::int64_t m, n, k, batch;
   bool ta, tb;
   std::int64_t step_a, step_b;
-  bool bias;
+  bool bias, relu;  // relu: of a product with a bias
   auto operator<=>(const Product&) const = default;
 };
 
@@ -131,7 +133,9 @@ struct Plan {
     desc.reset(made);
     set(made, CUBLASLT_MATMUL_DESC_TRANSA, p.tb ? CUBLAS_OP_T : CUBLAS_OP_N);  // b comes first
     set(made, CUBLASLT_MATMUL_DESC_TRANSB, p.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (p.bias) set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    if (p.bias) {
+      set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, p.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS);
+    }
 
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(cublasLtMatmulPreferenceCreate(&preference), "preference");
@@ -170,8 +174,8 @@ const Plan& plan_of(Device device, const Product& p, DType dtype, const void* a,
   return *plan;
 }
 
-/// c = a b, plus the bias if the product has one; else plus what c holds, times `beta`. False, with nothing
-/// done, when cuBLASLt has no algorithm.
+/// c = a b, plus the bias, rectified, if the product says so; else plus what c holds, times `beta`. False,
+/// with nothing done, when cuBLASLt has no algorithm.
 bool multiply(Device device, const Product& p, DType dtype, const void* a, const void* b, const void* bias,
               double beta, void* c) {
   const Plan& plan = plan_of(device, p, dtype, a, b, c);
@@ -211,10 +215,11 @@ StridedLoop<3> batches(const Tensor& a, const Tensor& b, const Tensor& out) {
 }  // namespace
 
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-            const Tensor& out) {
+            const Tensor& out, double negative_slope) {
   const std::int64_t m = out.size(-2), n = out.size(-1), k = a.size(ta == Transpose::no ? -1 : -2);
   if (k == 0) {
     bias.defined() ? expand(bias, 1, out) : fill(out, 0);
+    if (negative_slope != 1) rectify(out, negative_slope);
     return;
   }
   const StridedLoop<3> lead = batches(a, b, out);
@@ -227,7 +232,8 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
             tb == Transpose::yes,
             lead.strides[1][inner] * m * k,
             lead.strides[2][inner] * k * n,
-            bias.defined()};
+            bias.defined(),
+            negative_slope == 0};
   const std::int64_t size = static_cast<std::int64_t>(size_of(out.dtype()));
   // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
   // before.
@@ -248,10 +254,14 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
     }
     return true;
   };
-  if (p.bias && out.dtype() != DType::float64 && run_all(0)) return;
+  if (p.bias && out.dtype() != DType::float64 && run_all(0)) {
+    if (negative_slope != 1 && !p.relu) rectify(out, negative_slope);
+    return;
+  }
   if (p.bias) expand(bias, 1, out);
-  p.bias = false;
+  p.bias = p.relu = false;
   check(run_all(bias.defined() ? 1 : 0), "matmul: cuBLASLt has no algorithm for a ", a, " and b ", b);
+  if (negative_slope != 1) rectify(out, negative_slope);
 }
 
 }  // namespace tapedeck::cu

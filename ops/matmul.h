@@ -20,15 +20,15 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias 
 enum class Transpose : std::uint8_t { no, yes };
 
 namespace cpu {
-/// out = a times b, plus bias [n] in every row if it is defined. out is [...,m,n] and row-major like the
-/// rest; a is [...,m,k], or [...,k,m] if transposed, b likewise, with leading sizes that broadcast to out's.
-/// k may be 0.
+/// out = a times b, plus bias [n] in every row if it is defined, rectified. out is [...,m,n] and row-major
+/// like the rest; a is [...,m,k], or [...,k,m] if transposed, b likewise, with leading sizes that broadcast
+/// to out's. k may be 0.
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-            const Tensor& out);
+            const Tensor& out, double negative_slope = 1);
 }  // namespace cpu
 namespace cu {
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-            const Tensor& out);
+            const Tensor& out, double negative_slope = 1);
 }  // namespace cu
 
 }  // namespace tapedeck
