@@ -43,9 +43,12 @@ class Copies final : public CopyStream {
   }
 
   void copy(const Tensor& from, const Tensor& to) override {
-    check(from.device().is_cpu() && to.device() == device_ && from.shape() == to.shape() &&
+    const Device there = from.device().is_cpu() ? to.device() : from.device();
+    check(there == device_ && from.device() != to.device() &&
+              (from.device().is_cpu() || to.device().is_cpu()) && from.shape() == to.shape() &&
               from.dtype() == to.dtype() && from.layout() == to.layout(),
-          "copy stream: from ", from, " to ", to, "; legal are equal tensors, from the CPU to ", device_);
+          "copy stream: from ", from, " to ", to, "; legal are equal tensors, one on the CPU and one on ",
+          device_);
     while (!kept_.empty() && memory_.is_done(kept_.front().copied)) {
       memory_.release_event(kept_.front().copied);
       kept_.pop_front();
@@ -54,7 +57,7 @@ class Copies final : public CopyStream {
     if (from.count() == 0) return;
     const DeviceScope scope(device_);
     order(stream_of(device_), stream_);
-    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyHostToDevice, stream_),
+    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDefault, stream_),
                "cudaMemcpyAsync");
     kept_.push_back({from, to, memory_.record_event(stream_)});
   }
@@ -62,6 +65,10 @@ class Copies final : public CopyStream {
   void join() override {
     const DeviceScope scope(device_);
     order(stream_, stream_of(device_));
+  }
+
+  void wait() override {
+    if (!kept_.empty()) memory_.wait(kept_.back().copied);
   }
 
  private:

@@ -1,4 +1,4 @@
-// Copies to a GPU that go on beside its work.
+// Copies to and from a GPU that go on beside its work.
 #pragma once
 
 #include <memory>
@@ -11,19 +11,21 @@ namespace tapedeck {
 /// such tensors are like all others. Where there is no GPU it is the CPU's default context.
 const Context& pinned_context();
 
-/// A stream of its own for copies from the CPU to a device.
+/// A stream of its own for copies between the CPU and a device.
 class CopyStream {
  public:
-  /// Null for the CPU, to which nothing need be copied.
+  /// Null for the CPU, where nothing need be copied.
   static std::unique_ptr<CopyStream> make(Device device);
   virtual ~CopyStream() = default;
 
-  /// Queues to = from, of equal shape, dtype and layout. The copy begins after what the calling thread has
-  /// queued on the device so far, and waits for nothing if `from` is of the pinned context. Both are kept
-  /// until it is done, and `from` must not change.
+  /// Queues to = from, of equal shape, dtype and layout, one on the CPU and one on the device. The copy
+  /// begins after what the calling thread has queued on the device so far, and the call waits for nothing if
+  /// the one on the CPU is of the pinned context. Both are kept until it is done, and `from` must not change.
   virtual void copy(const Tensor& from, const Tensor& to) = 0;
   /// What the calling thread queues on the device from now on begins after the copies so far.
   virtual void join() = 0;
+  /// Returns when the copies so far are done.
+  virtual void wait() = 0;
 };
 
 namespace cpu {

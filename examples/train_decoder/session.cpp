@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <tapedeck/core/backend.h>
 
@@ -52,12 +53,12 @@ struct Meter {
   std::int64_t steps = 0;
   double lr = 0, code_lr = 0;
 
-  void add(const StepResult& result, const Trainer& trainer) {
+  void add(const StepResult& result) {
     loss += result.loss;
     psnr += result.psnr;
     ++steps;
-    lr = trainer.lr();
-    code_lr = trainer.code_lr();
+    lr = result.lr;
+    code_lr = result.code_lr;
   }
   Tensor tensor() const { return Tensor::from({loss, psnr, static_cast<double>(steps), lr, code_lr}, {5}); }
   static Meter from(const Tensor& tensor) {
@@ -203,6 +204,7 @@ class Session {
       if (checkpoints.due(trainer_.steps())) save();
       if (pictures.due(trainer_.steps())) write_pictures(trainer_, metrics_, folder_);
     }
+    count(trainer_.last());
     if (recent_.any()) display_.show(progress(), true);
     display_.end_line();
     save();
@@ -212,11 +214,18 @@ class Session {
 
   void step() {
     const auto before = Clock::now();
-    const StepResult result = trainer_.step(fraction());
-    recent_.add(result, seconds_since(before));
-    meter_.add(result, trainer_);
+    count(trainer_.step(fraction()));
+    if (trainer_.steps() % options_.log_every == 0) count(trainer_.last());
+    seconds_ += seconds_since(before);
     log();
-    display_.show(progress());
+    if (recent_.any()) display_.show(progress());
+  }
+
+  /// Counts what a step came to, when that is known.
+  void count(const std::optional<StepResult>& result) {
+    if (!result) return;
+    recent_.add(*result, std::exchange(seconds_, 0));
+    meter_.add(*result);
   }
 
   /// Ends an interval of metrics.csv, if this step does.
@@ -267,6 +276,7 @@ class Session {
   }
 
   void save() {
+    count(trainer_.last());
     nn::StateDict state = trainer_.state_dict();
     state.emplace_back("meter", meter_.tensor());
     const Shape image = trainer_.dataset().image_shape();
@@ -321,6 +331,7 @@ class Session {
   Trainer& trainer_;
   Meter meter_;
   Recent recent_;
+  double seconds_ = 0;  // of steps since the last that was counted
   double fraction_before_ = 0, seconds_before_;
   std::int64_t saved_step_;
   Metrics metrics_;

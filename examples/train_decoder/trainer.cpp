@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "init.h"
 
@@ -66,6 +67,7 @@ Trainer::Trainer(const Options& options, std::shared_ptr<const Dataset> dataset,
       loader_(dataset_, loader_options(options)),
       batches_(loader_, device_),
       train_(device_, [this](const Tensors& batch) { return train_on(batch); }),
+      results_(CopyStream::make(device_)),
       length_(length) {
   const Shape image = dataset_->image_shape();
   const Shape made = description.trace(decoder_, {1, options.latent}).back().output;
@@ -156,16 +158,39 @@ Variable Trainer::loss(const Variable& codes, const Variable& images, Variable& 
   return nn::mse_loss(output, images);
 }
 
-StepResult Trainer::step(double fraction) {
+std::optional<StepResult> Trainer::step(double fraction) {
   const data::Batch& batch = next_batch();  // may throw, for files, with the state still whole
   whole_ = false;
   advance_schedule(fraction);
   decoder_.train();
-  const std::vector<double> values = train_({batch.images, batch.indices})[0].to_vector<double>();
-  const StepResult result{.loss = values[0], .psnr = values[1], .images = batch.images.size(0)};
-  check(std::isfinite(result.loss), "step ", steps_, ": the loss is ", result.loss,
-        "; a smaller --lr or --code-lr may help");
+  const Tensor values = train_({batch.images, batch.indices})[0];
+  const std::optional<StepResult> before = last();  // while this one is computed
+  whole_ = false;
+  if (results_ != nullptr) {
+    {
+      const ContextScope pinned(pinned_context());
+      values_ = Tensor::empty(values.shape(), {DType::float64});
+    }
+    results_->copy(values.clone(), values_);  // a clone: the next step writes the values
+  } else {
+    values_ = values;
+  }
+  last_ = {.images = batch.images.size(0),
+           .lr = optimizer_->groups()[0].lr,
+           .code_lr = optimizer_->groups()[1].lr};
   ++steps_;
+  whole_ = true;
+  return before;
+}
+
+std::optional<StepResult> Trainer::last() {
+  if (!last_) return {};
+  StepResult result = *std::exchange(last_, std::nullopt);
+  whole_ = false;
+  if (results_ != nullptr) results_->wait();
+  result.loss = values_.data<double>()[0], result.psnr = values_.data<double>()[1];
+  check(std::isfinite(result.loss), "step ", steps_ - 1, ": the loss is ", result.loss,
+        "; a smaller --lr or --code-lr may help");
   whole_ = true;
   return result;
 }
@@ -259,6 +284,7 @@ void Trainer::load_state_dict(const nn::StateDict& state) {
   default_generator().set_state(static_cast<std::uint64_t>(generator[0]),
                                 static_cast<std::uint64_t>(generator[1]));
   steps_ = numbers(state, "steps", 1)[0];
+  last_.reset();
 }
 
 }  // namespace train_decoder

@@ -21,6 +21,7 @@ struct StepResult {
   double loss = 0;
   double psnr = 0;  // mean of the batch's images, before the step
   std::int64_t images = 0;
+  double lr = 0, code_lr = 0;
 };
 
 /// The PSNR of each image in dB for values in [0,1], float64 [n]; 100 stands for equal images.
@@ -40,15 +41,17 @@ class Trainer {
   void initialise();
 
   /// One step on the next batch. `fraction` in [0, 1] is how much of a run by time is over. On a GPU all that
-  /// a step computes is one CUDA graph, while the next batch is copied.
-  StepResult step(double fraction);
+  /// a step computes is one CUDA graph, while the next batch is copied, and nobody waits for it: what comes
+  /// back is what the step before came to, if nobody asked for that. Throws tapedeck::Error when its loss is
+  /// not finite.
+  std::optional<StepResult> step(double fraction);
+  /// What the last step came to, once.
+  std::optional<StepResult> last();
 
   std::int64_t steps() const { return steps_; }
   /// Whether state_dict() is that between two steps: no step that began to compute has thrown.
   bool whole() const { return whole_; }
   std::int64_t epoch() const { return batches_.epoch(); }
-  double lr() const { return optimizer_->groups()[0].lr; }
-  double code_lr() const { return optimizer_->groups()[1].lr; }
   const Dataset& dataset() const { return *dataset_; }
 
   /// The codes of images, [k, latent].
@@ -91,6 +94,9 @@ class Trainer {
   tapedeck::data::DeviceLoader batches_;
   std::optional<tapedeck::data::DeviceLoader::Iterator> batch_;
   tapedeck::CapturedStep train_;
+  std::unique_ptr<tapedeck::CopyStream> results_;  // null on the CPU
+  tapedeck::Tensor values_;                        // train_on() of the last step, on the CPU when it is there
+  std::optional<StepResult> last_;                 // without those
   std::int64_t length_, steps_ = 0;
   bool whole_ = true;
 };
