@@ -36,7 +36,7 @@ struct ConvTranspose2d final : Op {
 
   Variables backward(const OpContext& c, const Variables& gy) override {
     const auto [gu, gb] = rectified_gradients(c, gy[0], negative_slope_, detail::channel_dim(gy[0]));
-    const OperandCopies copies;  // of gu, which both gradients read
+    const OperandCopies copies(c.needs_grad(0) && c.needs_grad(1));  // of gu
     return {c.needs_grad(0) ? detail::plain(call_, gu, c.input(1)) : Variable(),
             c.needs_grad(1) ? detail::correlation(call_, c.input(0), gu) : Variable(), gb};
   }

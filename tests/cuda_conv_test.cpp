@@ -286,6 +286,41 @@ TEST_F(CudaConv, GradientsTogetherAreThoseAlone) {
   });
 }
 
+// Layers with enough work that the two share what they read, each of another form.
+TEST_F(CudaConv, GradientsTogetherOfMuchWork) {
+  struct Layer {
+    Shape x, w;
+    ConvTranspose2dOptions options;
+  };
+  for (const Layer& layer :
+       {Layer{{160, 64, 14, 14}, {64, 72, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+        Layer{{40, 264, 4, 4}, {264, 128, 4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{60, 96, 9, 8}, {96, 96, 3, 3}, {.padding = 1}}}) {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      const Tensor x = randn(layer.x).to(layout).to(kCuda), w = randn(layer.w).to(kCuda);
+      const auto gradients = [&](DType dtype, const Tensor& gy) {
+        const Variable a = Variable::parameter(x.to(dtype)), b = Variable::parameter(w.to(dtype));
+        Tape tape;
+        return tape.gradient(conv_transpose2d(a, b, {}, layer.options), {a, b}, {.gradient = gy.to(dtype)});
+      };
+      const Tensor gy = randn(conv_transpose2d(x, w, {}, layer.options).shape()).to(layout).to(kCuda);
+      const Variables expected = gradients(DType::float64, gy);
+      for (const auto& [precision, tolerance] :
+           {std::pair(Precision::highest, 1e-6), {Precision::high, 6e-4}, {Precision::medium, 6e-3}}) {
+        SCOPED_TRACE(concat(layer.x, " ", layout, " ", static_cast<int>(precision)));
+        set_float32_precision(precision);
+        poison_memory();
+        const Variables both = gradients(DType::float32, gy);
+        for (std::size_t i : {0U, 1U}) {
+          EXPECT_LT(relative_error(both[i].tensor().to(Device{}), expected[i].tensor().to(Device{})),
+                    tolerance);
+        }
+      }
+      set_float32_precision(Precision::highest);
+    }
+  }
+}
+
 TEST_F(CudaConv, TheSameBitsAgain) {
   const auto host = [](const Tensor& x) { return x.to(Device{}); };
   for (const LayerCase& c : kLayerCases) {

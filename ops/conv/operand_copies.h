@@ -21,10 +21,14 @@ struct OperandForm {
 /// may write these operands meanwhile.
 class OperandCopies {
  public:
-  OperandCopies() : outer_(current_) { current_ = this; }
+  /// `both`: a map of the family and the weight's gradient of the same geometry will read one operand.
+  explicit OperandCopies(bool both = false) : outer_(current_), both_(both) { current_ = this; }
   ~OperandCopies() { current_ = outer_; }
   OperandCopies(const OperandCopies&) = delete;
   OperandCopies& operator=(const OperandCopies&) = delete;
+
+  /// Whether what a map makes of its operand serves the weight's gradient, too.
+  static bool serve_both() { return current_ != nullptr && current_->both_; }
 
   /// The bytes of a kept copy, or nothing.
   static std::shared_ptr<void> find(const Tensor& source, const OperandForm& form) {
@@ -50,6 +54,7 @@ class OperandCopies {
 
   static inline thread_local OperandCopies* current_ = nullptr;
   OperandCopies* outer_;
+  bool both_;
   std::vector<Copy> copies_;
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/conv/wgmma_box_launch.cuh>
 #include <tapedeck/ops/conv/wgmma_box_weight_grad.cuh>
 #include <tapedeck/ops/conv/wgmma_map.cuh>
@@ -25,10 +26,26 @@ inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
 }
 
 /// About how many clocks it takes to make halves of images, beyond what is copied with any kernel: they are
-/// read once more, and where these copy nothing, twice, and written.
-inline double halves_clocks(const Tensor& images, int parts) {
-  const double bytes = 2 * parts + (images.layout() == Layout::nchw ? 0 : 8);
-  return static_cast<double>(images.count()) * bytes / 1700 + 8000;
+/// read once more, and where these copy nothing, twice, and written. Halves that the weight's gradient needs
+/// anyway save that copy.
+inline double halves_clocks(const Tensor& images, int parts, bool for_weight_grad) {
+  constexpr double kBytes = 1700;  // a clock
+  const double copied = images.layout() == Layout::nchw ? 8 : 0, count = static_cast<double>(images.count());
+  if (for_weight_grad) return -count * copied / kBytes;
+  return count * (2 * parts + (copied > 0 ? 0 : 8)) / kBytes + 8000;
+}
+
+/// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
+/// they are faster but for little work a call or a byte, and images of less than 6x6, or 4x4 where halves of
+/// one part are there already.
+template <class Math>
+bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g) {
+  constexpr bool kFloat = std::is_same_v<typename Math::Element, float>;
+  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
+  const std::int64_t least = kFloat && Math::kParts == 1 && OperandCopies::serve_both() ? 16 : 36;
+  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= least;
+  const bool forced = conv_algorithm() == (kFloat ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
+  return (much || forced) && (!kFloat || halves_fit(g, HalvesOf<Math>::kOperandParts));
 }
 
 inline BoxResults box_results(const Tensor& to) {
@@ -58,7 +75,8 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
     using Halves = HalvesOf<Math>;
     const BoxWay halves =
         best_box_way(g, transposed, sizeof(typename Halves::Element), Halves::kOperandParts, results);
-    const double estimate = halves.choice.clocks + halves_clocks(from, Halves::kOperandParts);
+    const bool shared = OperandCopies::serve_both() && weight_grad_over_boxes<Math>(g);
+    const double estimate = halves.choice.clocks + halves_clocks(from, Halves::kOperandParts, shared);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
     if (halves.choice.places > 0 && halves_fit(g, Halves::kOperandParts) &&
         (best || forced == ConvAlgorithm::halves))
@@ -74,15 +92,8 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
-  constexpr bool kFloat = std::is_same_v<typename Math::Element, float>;
-  using Halves = HalvesOf<Math>;
-  // Measured on an H200: boxes are faster but for little work a call or a byte, and images of less than 6x6.
-  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
-  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= 36;
-  const bool forced = conv_algorithm() == (kFloat ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
-  const bool fits_boxes = !kFloat || halves_fit(g, Halves::kOperandParts);
-  if ((much || forced) && fits_boxes && box_weight_grad<std::conditional_t<kFloat, Halves, Math>>(g, x, y, w))
-    return;
+  using Boxes = std::conditional_t<std::is_same_v<typename Math::Element, float>, HalvesOf<Math>, Math>;
+  if (weight_grad_over_boxes<Math>(g) && box_weight_grad<Boxes>(g, x, y, w)) return;
   gathered_weight_grad<Math>(g, x, y, w);
 }
 
