@@ -8,6 +8,11 @@
 // the same number of places, so its operand is the box from another row on: nothing is copied for it. A tile
 // has N places for each of two warpgroups, and one block of 64 channels, or N places and a block for each.
 //
+// Where results of nchw step over columns (stride 2), a tile has N places of each of the two phases of
+// columns, and twice the sums: so that rows are written whole, and a box serves both. Alone, a phase wrote
+// every second element: a VAE's layers of 64 to 64 and 64 to 32 channels took 1.5 times as long. Products of
+// half as many places are slower, so it does not pay for layers with many channels to read.
+//
 // Operands of several parts (scaled_half.cuh) have a box and a block of weights for each part in a stage.
 //
 // There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
