@@ -82,7 +82,7 @@ struct Reader {
   DType dtype = DType::float32;
 
   Reader() = default;
-  explicit Reader(const Tensor& x) : data(x.raw()), dtype(x.dtype()) {}
+  explicit Reader(const Tensor& x) : data(x.read()), dtype(x.dtype()) {}
 
   __device__ __forceinline__ V operator[](std::int64_t i) const {
     V value;

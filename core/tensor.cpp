@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <tapedeck/core/activity.h>
 #include <tapedeck/core/backend.h>
@@ -37,6 +38,12 @@ Storage::~Storage() {
 void Storage::record_use() const {
   const Stream stream = Context::current(device_).stream();
   if (stream != stream_) allocator_->record_stream(data_, stream);
+}
+
+void Storage::set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) {
+  largest_ = std::move(bits);
+  capture_ = capture;
+  knows_ = true;
 }
 
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
@@ -76,7 +83,23 @@ std::vector<std::int64_t> Tensor::strides() const {
 void* Tensor::raw() const {
   check(defined(), "tensor: the tensor is undefined");
   if (storage_->device().is_cuda()) storage_->record_use();
+  storage_->forget();
   return static_cast<std::byte*>(storage_->data()) + offset_;
+}
+
+const void* Tensor::read() const {
+  check(defined(), "tensor: the tensor is undefined");
+  return static_cast<const std::byte*>(storage_->data()) + offset_;
+}
+
+void Tensor::set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) const {
+  check(defined() && dtype_ == DType::float32 && bytes() == storage_->bytes(),
+        "tensor: a largest magnitude is of all elements of a float32 tensor's storage");
+  storage_->set_largest(std::move(bits), capture);
+}
+
+std::shared_ptr<unsigned> Tensor::largest(std::uint64_t capture) const {
+  return defined() && bytes() == storage_->bytes() ? storage_->largest(capture) : nullptr;
 }
 
 double Tensor::item() const {

@@ -41,6 +41,19 @@ class Storage {
   std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// Where the largest magnitude of float32 elements is on the device (ops/largest.cuh). Said once, by who
+  /// made them and before anybody else has them; `capture`: of a CUDA graph, 0 outside.
+  void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture);
+  /// That, unless forget() was called since; else null. What was said outside of a capture is not known
+  /// inside, and the other way round: graphs write tensors without a word.
+  std::shared_ptr<unsigned> largest(std::uint64_t capture) const {
+    return knows_.load(std::memory_order_relaxed) && capture_ == capture ? largest_ : nullptr;
+  }
+  /// The bytes may be written from now on. Any thread may call it.
+  void forget() {
+    if (knows_.load(std::memory_order_relaxed)) knows_.store(false, std::memory_order_relaxed);
+  }
+
  private:
   std::atomic<std::uint64_t> version_ = 0;
   Device device_;
@@ -48,6 +61,9 @@ class Storage {
   Allocator* allocator_;
   std::size_t bytes_;
   void* data_;
+  std::shared_ptr<unsigned> largest_;
+  std::uint64_t capture_ = 0;  // in which largest_ was set
+  std::atomic<bool> knows_ = false;
 };
 
 /// What a new tensor is made of, besides its shape.
@@ -101,15 +117,18 @@ class Tensor {
   /// Elements between neighbours along each dimension of the shape, by layout.
   std::vector<std::int64_t> strides() const;
 
-  /// The first element, for work on the calling thread's current stream of the device: when the tensor is of
-  /// another stream its memory is not used again before that work is done, too. Ask for it anew where the
-  /// current context has changed. Throws Error when T is not the tensor's type.
+  /// The first element, which who has the pointer may write, for work on the calling thread's current stream
+  /// of the device: when the tensor is of another stream its memory is not used again before that work is
+  /// done, too. Ask for it anew where the current context has changed. Throws Error when T is not the
+  /// tensor's type.
   template <class T>
   T* data() const {
     check(dtype_of<T> == dtype_, "tensor: data<", dtype_of<T>, "> of a ", dtype_, " tensor");
     return static_cast<T*>(raw());
   }
   void* raw() const;
+  /// The same for who only reads: what the library knows of the elements stays true.
+  const void* read() const;
 
   /// The value of a tensor of one element, converted; waits for the device. Throws Error for others.
   double item() const;
@@ -144,6 +163,10 @@ class Tensor {
   void bump_version() const {
     if (storage_) storage_->bump_version();
   }
+
+  /// Storage::set_largest() and largest(), for handles on all of its bytes.
+  void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) const;
+  std::shared_ptr<unsigned> largest(std::uint64_t capture) const;
 
   /// Whether both handles share their storage.
   bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }

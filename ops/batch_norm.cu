@@ -83,7 +83,7 @@ void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Ch
   }
   if (options.batches.defined()) store.batches = options.batches.data<std::int64_t>();
   const ChannelLoops loops(axis);
-  reduce("batch_norm", x.device(), loops.kept, loops.reduced, is_aligned(x.raw(), size_of(x.dtype())),
+  reduce("batch_norm", x.device(), loops.kept, loops.reduced, is_aligned(x.read(), size_of(x.dtype())),
          Moments<V, FirstOfChannel, StoreStatistics<V>>{{}, Reader<V>(x), {axis.inner}, n, store});
 }
 
@@ -173,7 +173,8 @@ void backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tenso
   V* const slope = options.training ? sums.data() + axis.size : nullptr;
   if (options.training || gw.defined() || gb.defined()) {
     const ChannelLoops loops(axis);
-    const bool aligned = is_aligned(x.raw(), size_of(x.dtype())) && is_aligned(gy.raw(), size_of(gy.dtype()));
+    const bool aligned =
+        is_aligned(x.read(), size_of(x.dtype())) && is_aligned(gy.read(), size_of(gy.dtype()));
     reduce("batch_norm", x.device(), loops.kept, loops.reduced, aligned,
            GradientSums<V>{{},
                            Reader<V>(x),

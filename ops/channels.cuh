@@ -3,6 +3,7 @@
 
 #include <tapedeck/ops/axis.h>
 #include <tapedeck/ops/conv/gemm_plan.h>  // Divider
+#include <tapedeck/ops/largest.cuh>
 #include <tapedeck/ops/reduce.cuh>
 
 namespace tapedeck::cu {
@@ -41,13 +42,11 @@ struct ChannelMapCall {
   }
 };
 
+/// What a thread has of channel_map_kernel(): elements from `first` on. Returns their largest magnitude.
 template <class V, int kInputs, class F>
-__global__ void __launch_bounds__(kThreads)
-    channel_map_kernel(const __grid_constant__ ChannelMapCall call,
-                       const __grid_constant__ std::array<Reader<V>, kInputs> in, Writer<V> out, const F f) {
-  await_previous();
-  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
-  if (first >= call.count) return;
+__device__ __forceinline__ unsigned channel_map_vector(const ChannelMapCall& call,
+                                                       const std::array<Reader<V>, kInputs>& in,
+                                                       const Writer<V>& out, const F& f, std::int64_t first) {
   const int n = call.packed ? kVector : static_cast<int>(::min(call.count - first, std::int64_t{kVector}));
   V values[kInputs][kVector];
 #pragma unroll
@@ -62,24 +61,45 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < kInputs; ++k) inputs[k] = values[k][j];
     results[j] = f(at.row, at.channel + (call.packed && call.inner == 1 ? j : 0), inputs);
   }
-  if (call.packed) return out.write(first, results);
+  unsigned most = 0;
+  if constexpr (std::same_as<V, float>) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) most = j < n ? ::max(most, magnitude(results[j])) : most;
+  }
+  if (call.packed) {
+    out.write(first, results);
+    return most;
+  }
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     if (j < n) out.write(first + j, results[j]);
   }
+  return most;
+}
+
+template <class V, int kInputs, class F>
+__global__ void __launch_bounds__(kThreads)
+    channel_map_kernel(const __grid_constant__ ChannelMapCall call,
+                       const __grid_constant__ std::array<Reader<V>, kInputs> in, Writer<V> out, const F f,
+                       unsigned* largest) {
+  await_previous();
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
+  const unsigned most = first < call.count ? channel_map_vector<V, kInputs>(call, in, out, f, first) : 0;
+  if (largest != nullptr) raise_largest<kThreads>(largest, most);
 }
 
 /// out[i] = f(o, c, {in[0][i], in[1][i], ...}) for elements of equal layout: c is the element's channel, o
-/// its outer index (Axis::of(x, 1)). V is the compute type.
+/// its outer index (Axis::of(x, 1)). V is the compute type. `out` is new, and remembers its largest
+/// magnitude.
 template <class V, int kInputs, class F>
 void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Tensor& out, const F& f) {
   const Axis axis = Axis::of(out, 1);
   bool packed = (axis.inner == 1 ? axis.size : axis.inner) % kVector == 0 &&
-                is_aligned(out.raw(), size_of(out.dtype()));
+                is_aligned(out.read(), size_of(out.dtype()));
   std::array<Reader<V>, kInputs> readers;
   for (int k = 0; k < kInputs; ++k) {
     readers[k] = Reader<V>(in[k]);
-    packed = packed && is_aligned(in[k].raw(), size_of(in[k].dtype()));
+    packed = packed && is_aligned(in[k].read(), size_of(in[k].dtype()));
   }
   ChannelMapCall call{
       out.count(), axis.size, axis.inner, {}, {}, packed, out.count() < (std::int64_t{1} << 31)};
@@ -87,9 +107,11 @@ void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Te
     call.by_channels = conv_gemm::Divider(axis.size);
     call.by_inner = conv_gemm::Divider(axis.inner);
   }
+  const std::shared_ptr<unsigned> largest = new_largest(out);
   launch_kernel(op, out.device(), channel_map_kernel<V, kInputs, F>,
                 grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, call, readers,
-                Writer<V>(out), f);
+                Writer<V>(out), f, largest.get());
+  keep_largest(out, largest);
 }
 
 /// Two sums in float64.

@@ -17,7 +17,7 @@ void dropout_of(const Tensor& x, double p, std::uint64_t seed, std::uint64_t dra
   const V scale = static_cast<V>(p < 1 ? 1 / (1 - p) : 0);
   const Draw source(seed, draw);
   const std::int64_t count = x.count();
-  const bool aligned = is_aligned(x.raw(), size_of(x.dtype())) && is_aligned(y.raw(), size_of(y.dtype()));
+  const bool aligned = is_aligned(x.read(), size_of(x.dtype())) && is_aligned(y.read(), size_of(y.dtype()));
   for_each("dropout", x.device(), ceil_div(count, 4), [=] __device__(std::int64_t block) {
     const Philox made = Philox::at(source.seed(), static_cast<std::uint64_t>(block), source.draw());
     const std::int64_t first = 4 * block;

@@ -83,7 +83,7 @@ void forward(const Tensor& x, const Tensor& weight, const Tensor& bias, double e
   const Groups groups(x, mean.size(1));
   const Workspace<V> scales(x.device(), mean.count());
   reduce("group_norm", x.device(), groups.kept_groups(), groups.group_terms(),
-         is_aligned(x.raw(), size_of(x.dtype())),
+         is_aligned(x.read(), size_of(x.dtype())),
          Moments<V, FirstOfGroup, StoreMoments<V>>{
              {},
              Reader<V>(x),
@@ -195,7 +195,7 @@ template <class V>
 void backward(const Tensor& gy, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& var,
               double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb) {
   const Groups groups(x, mean.size(1));
-  const bool aligned = is_aligned(x.raw(), size_of(x.dtype())) && is_aligned(gy.raw(), size_of(gy.dtype()));
+  const bool aligned = is_aligned(x.read(), size_of(x.dtype())) && is_aligned(gy.read(), size_of(gy.dtype()));
   if (gw.defined() || gb.defined()) {
     const Workspace<double> scales(x.device(), mean.count());
     make_scales(var.data<V>(), var.count(), eps, x.device(), scales.data());

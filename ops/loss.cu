@@ -52,7 +52,7 @@ template <class V, class Formula>
 void sum_of(const Formula& formula, double scale, const Tensor& x, const Tensor& t, const Tensor& y) {
   const auto one = StridedLoop<2>::over(Shape{}, std::array<Strides, 2>{});
   const auto all = StridedLoop<1>::over(Shape{x.count()}, std::array<Strides, 1>{Strides{1}});
-  const bool aligned = is_aligned(x.raw(), size_of(x.dtype())) && is_aligned(t.raw(), size_of(t.dtype()));
+  const bool aligned = is_aligned(x.read(), size_of(x.dtype())) && is_aligned(t.read(), size_of(t.dtype()));
   reduce("loss", x.device(), one, all, aligned,
          LossSum<V, Formula>{Reader<V>(x), Reader<V>(t), formula, StoreScaled(y, scale)});
 }

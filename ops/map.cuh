@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int N>
 bool packs(const StridedLoop<N>& loop, int k, const Tensor& x) {
   if (loop.strides[k][loop.rank - 1] == 0) return true;
-  bool aligned = loop.strides[k][loop.rank - 1] == 1 && is_aligned(x.raw(), size_of(x.dtype()));
+  bool aligned = loop.strides[k][loop.rank - 1] == 1 && is_aligned(x.read(), size_of(x.dtype()));
   for (int d = 0; d < loop.rank - 1; ++d) aligned = aligned && loop.strides[k][d] % kVector == 0;
   return aligned;
 }

@@ -20,12 +20,16 @@ struct Rectify {
 template <class V>
 struct RectifiedSum {
   using Value = V;
-  using Total = double;
+  struct Total {
+    double sum;
+    unsigned most;  // the largest magnitude
+  };
   struct Center {};
 
   Reader<V> y, gy;
   Writer<V> gu, gb;
   Rectifier rectifier;
+  unsigned* largest;  // of gu, or null
 
   bool is_plain() const requires std::same_as<V, float> {
     return cu::is_plain(y) && cu::is_plain(gy) && gu.dtype == y.dtype;
@@ -50,17 +54,18 @@ struct RectifiedSum {
   __device__ Center center(std::int64_t) const {
     return {};
   }
-  __device__ double start() const {
-    return 0;
+  __device__ Total start() const {
+    return {0, 0};
   }
-  __device__ double add(double total, V value, Center) const {
-    return total + static_cast<double>(value);
+  __device__ Total add(const Total& total, V value, Center) const {
+    return merge(total, {static_cast<double>(value), magnitude(static_cast<float>(value))});
   }
-  __device__ double merge(double a, double b) const {
-    return a + b;
+  __device__ Total merge(const Total& a, const Total& b) const {
+    return {a.sum + b.sum, ::max(a.most, b.most)};
   }
-  __device__ void finish(std::int64_t c, double total) const {
-    gb.write(c, static_cast<V>(total));
+  __device__ void finish(std::int64_t c, const Total& total) const {
+    gb.write(c, static_cast<V>(total.sum));
+    if (largest != nullptr) atomicMax(largest, total.most);
   }
 };
 
@@ -69,9 +74,12 @@ void gradients(const Tensor& gy, const Tensor& y, double negative_slope, int dim
                const Tensor& gb) {
   const ChannelLoops loops(Axis::of(y, dim));
   bool aligned = true;
-  for (const Tensor* x : {&gy, &y, &gu}) aligned = aligned && is_aligned(x->raw(), size_of(x->dtype()));
+  for (const Tensor* x : {&gy, &y, &gu}) aligned = aligned && is_aligned(x->read(), size_of(x->dtype()));
+  const std::shared_ptr<unsigned> largest = new_largest(gu);
   reduce("rectified_gradients", y.device(), loops.kept, loops.reduced, aligned,
-         RectifiedSum<V>{Reader<V>(y), Reader<V>(gy), Writer<V>(gu), Writer<V>(gb), {negative_slope}});
+         RectifiedSum<V>{
+             Reader<V>(y), Reader<V>(gy), Writer<V>(gu), Writer<V>(gb), {negative_slope}, largest.get()});
+  keep_largest(gu, largest);
 }
 
 }  // namespace

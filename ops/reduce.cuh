@@ -423,7 +423,7 @@ template <class V, class Policy, class Finish>
 void reduce(const char* op, const Tensor& x, const Tensor& out, const Policy& policy, const Finish& store,
             const double* centers = nullptr) {
   const ReduceLoops loops(x, out);
-  reduce(op, x.device(), loops.kept, loops.reduced, is_aligned(x.raw(), size_of(x.dtype())),
+  reduce(op, x.device(), loops.kept, loops.reduced, is_aligned(x.read(), size_of(x.dtype())),
          PolicyReduction<V, Policy, Finish>{Reader<V>(x), centers, policy, store});
 }
 

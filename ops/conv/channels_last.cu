@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
 
 bool has_channels_last(const Tensor& images) {
   return (images.layout() == Layout::nhwc || images.size(2) * images.size(3) == 1) &&
-         reinterpret_cast<std::uintptr_t>(images.raw()) % kVectorBytes == 0;
+         reinterpret_cast<std::uintptr_t>(images.read()) % kVectorBytes == 0;
 }
 
 }  // namespace
@@ -204,10 +204,10 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
       const std::int64_t count = images.count() / kElements;
       return launch_kernel("conv: halves", images.device(), split_kernel<Split>,
                            grid_size("conv", ceil_div(count, kThreads)), kThreads,
-                           static_cast<const float4*>(images.raw()), to, count, padded / kElements, largest);
+                           static_cast<const float4*>(images.read()), to, count, padded / kElements, largest);
     }
   }
-  a.from = images.raw();
+  a.from = images.read();
   a.to = to;
   a.largest = largest;
   a.strides = ImageStrides(images.strides());
@@ -216,7 +216,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   a.group = conv_gemm::Divider(group_channels);
   a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
   const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(images.raw()) % (2 * sizeof(From)) == 0;
+                     reinterpret_cast<std::uintptr_t>(images.read()) % (2 * sizeof(From)) == 0;
   // A grid has at most 65535 blocks along z.
   for (std::int64_t n = 0; n < images.size(0); n += 32768) {
     Arguments part = a;
@@ -236,7 +236,7 @@ ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* row
   const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
   group_channels = (mine + vector - 1) / vector * vector;
   if (has_channels_last(images) && group_channels == mine) {
-    data = images.raw();
+    data = images.read();
     strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
                channels};
   } else if (bytes == 2) {

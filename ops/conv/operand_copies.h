@@ -34,7 +34,7 @@ class OperandCopies {
   static std::shared_ptr<void> find(const Tensor& source, const OperandForm& form) {
     if (current_ != nullptr) {
       for (const Copy& c : current_->copies_)
-        if (c.form == form && c.source.raw() == source.raw() && c.source.dtype() == source.dtype() &&
+        if (c.form == form && c.source.read() == source.read() && c.source.dtype() == source.dtype() &&
             c.source.layout() == source.layout() && c.source.shape() == source.shape())
           return c.bytes;
     }

@@ -15,12 +15,11 @@
 //
 // On an H200, nchw with all copies, 512 to 256 channels, kernel 4, stride 2 (bench/results/gpu_conv.json):
 // 200 TFLOP/s at float32's accuracy, where three products of TF32 over windows gave 104, and 385 at TF32's,
-// where TF32 itself gave 266. Largest magnitudes cost a read of the images: 10% where these are large.
+// where TF32 itself gave 266.
 #pragma once
 
-#include <memory>
-
 #include <tapedeck/ops/conv/gemm_tile.cuh>
+#include <tapedeck/ops/largest.cuh>
 
 namespace tapedeck::cu::conv_gemm {
 
@@ -30,18 +29,6 @@ struct ScaledHalf : Half<float16> {
   using Value = float;
   static constexpr int kOperandParts = kOf;
   static constexpr bool kScaled = true;
-};
-
-/// The largest finite magnitudes of two float32 tensors, queued on the current stream.
-class Largest {
- public:
-  Largest(const Tensor& a, const Tensor& b);
-  // Their bits, on the device.
-  const unsigned* a() const { return static_cast<const unsigned*>(a_.get()); }
-  const unsigned* b() const { return static_cast<const unsigned*>(b_.get()); }
-
- private:
-  std::shared_ptr<void> a_, b_;
 };
 
 /// A power of two for an operand whose largest magnitude has these bits.
