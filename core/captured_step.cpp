@@ -170,6 +170,12 @@ void CapturedStep::capture(Entry& entry, const std::vector<Tensor>& inputs) {
 
 std::vector<Tensor> CapturedStep::replay(Entry& entry, const std::vector<Tensor>& inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      check(i == j || !inputs[i].shares_storage(entry.inputs[j]), "captured step: input ", i,
+            " is own_inputs()[", j, "], which would be overwritten before it is read");
+    }
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].shares_storage(entry.inputs[i])) entry.inputs[i].copy_(inputs[i]);
   }
   detail::Replayed& replayed = entry.replayed;

@@ -65,7 +65,8 @@ class CapturedStep {
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs);
 
   /// Where the graph for such inputs reads them; `inputs` themselves as long as there is none. What is passed
-  /// from there, in the same order, is not copied: whoever writes each batch into these saves the copies.
+  /// from there is not copied, and passed in this order, or the call throws Error: whoever writes each batch
+  /// into these saves the copies.
   std::vector<Tensor> own_inputs(const std::vector<Tensor>& inputs) const;
 
   /// How many graphs there are: one for each kind of inputs.

@@ -30,6 +30,7 @@ class ConvTranspose2d final : public Module {
   Variable weight, bias;  ///< bias is undefined without one
 
  protected:
+  bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:
@@ -56,6 +57,7 @@ class Conv2d final : public Module {
   Variable weight, bias;  ///< bias is undefined without one
 
  protected:
+  bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:

@@ -21,6 +21,7 @@ class Linear final : public Module {
   Variable weight, bias;  ///< bias is undefined without one
 
  protected:
+  bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
 };
 

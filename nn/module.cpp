@@ -29,13 +29,13 @@ Variable Module::operator()(const Variable& x) {
 Variable Module::call_fused(const Variable& x, const Module& next) {
   const std::optional<double> slope = next.negative_slope();
   const auto hooked = [](const State& state) { return !state.pre_hooks.empty() || !state.hooks.empty(); };
-  if (!slope || hooked(*state_) || hooked(*next.state_)) return {};
+  if (!slope || !can_rectify() || hooked(*state_) || hooked(*next.state_)) return {};
   const auto scope = ActivityScope::module(kind());
   return forward_rectified(x, *slope);
 }
 
 Variable Module::forward_rectified(const Variable&, double) {
-  return {};
+  throw Error(concat(kind(), ": forward_rectified is not defined for this module"));
 }
 
 template <class F>

@@ -95,8 +95,9 @@ class Module {
   void clear_hooks();
 
  protected:
-  /// forward() with negative results multiplied by `negative_slope`, or undefined for a module that has no
-  /// faster way than two steps.
+  /// Whether forward_rectified() is defined: it is faster than two steps.
+  virtual bool can_rectify() const { return false; }
+  /// forward() with negative results multiplied by `negative_slope`.
   virtual Variable forward_rectified(const Variable& x, double negative_slope);
 
   /// Makes `tensor` a parameter. Throws Error when the name is taken or contains a dot.

@@ -22,11 +22,13 @@ class BatchNorm : public Module {
   Variable running_mean, running_var;  // [num_features], undefined unless track_running_stats
   Variable num_batches_tracked;        // int64 []
 
-  Variable forward(const Variable& x) override { return forward_rectified(x, 1); }
+  /// A derived class overrides forward_rectified(), which is called alone as well as fused.
+  Variable forward(const Variable& x) final { return forward_rectified(x, 1); }
   std::string details() const override;
 
  protected:
   explicit BatchNorm(const BatchNormLayerOptions& options);
+  bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
 
  private:

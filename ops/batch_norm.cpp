@@ -46,6 +46,8 @@ struct BatchNorm final : Op {
       (x, weight, bias, inputs[3], inputs[4], options_, statistics, y);
     } else {
       statistics.fill_(1);
+      const Tensor& batches = options_.batches;
+      if (options_.training && batches.defined()) batches.copy_((Variable(batches) + 1).tensor());
     }
     context.save_input(0);
     has_weight_ = weight.defined(), has_bias_ = bias.defined();

@@ -253,6 +253,16 @@ TEST_F(CudaCapturedStep, ReadsItsOwnInputsWhereTheyAre) {
   EXPECT_EQ(step.graphs(), 1u);
 }
 
+TEST_F(CudaCapturedStep, RefusesItsOwnInputsInAnotherOrder) {
+  CapturedStep step(kCuda, [&](const Tensors& x) -> Tensors { return {(x[0] - Variable(x[1])).tensor()}; });
+  const Tensors like{Tensor::full({5}, 3, {.device = kCuda}), Tensor::full({5}, 1, {.device = kCuda})};
+  for (int i = 0; i < 2; ++i) step(like);
+  const Tensors own = step.own_inputs(like);
+  EXPECT_THROW(step({own[1], own[0]}), Error);
+  EXPECT_THROW(step({like[1], own[0]}), Error);
+  EXPECT_EQ(step({own[0], like[1]})[0].to_vector<float>(), std::vector<float>(5, 2));
+}
+
 TEST_F(CudaCapturedStep, TakesNoMemoryAfterItIsCaptured) {
   CapturedStep step(kCuda,
                     [&](const Tensors& x) -> Tensors { return {exp(sum(x[0] * Variable(x[0]))).tensor()}; });

@@ -56,5 +56,19 @@ TEST(CudaProfiler, HearsModulesAndOps) {
   EXPECT_EQ(std::count(heard.begin(), heard.end(), "/") * 2, std::ssize(heard));
 }
 
+TEST(CudaProfiler, HearsFusedPairsByTheirFirstAndTriesByNothing) {
+  InitializeInjectionNvtx2_fnptr = &initialize;
+  const auto said = [](nn::Sequential model) {
+    heard.clear();
+    model(Tensor::ones({4, 3}));
+    std::string all;
+    for (const std::string& name : heard) all += name + " ";
+    return all;
+  };
+  EXPECT_EQ(said(nn::Sequential(nn::Linear({.in_features = 3, .out_features = 2}), nn::ReLU())),
+            "Sequential Linear linear / / / ");
+  EXPECT_EQ(said(nn::Sequential(nn::Tanh(), nn::ReLU())), "Sequential Tanh tanh / / ReLU relu / / / ");
+}
+
 }  // namespace
 }  // namespace tapedeck

@@ -99,6 +99,17 @@ TEST(Memory, IsCountedByOpAndModule) {
   EXPECT_EQ(total, memory_stats().in_use);
 }
 
+TEST(Memory, OfTwoModulesAtOnceIsCountedAsTheFirsts) {
+  nn::Sequential model(nn::Linear({.in_features = 4, .out_features = 900}), nn::LeakyReLU());
+  const auto allocations = [](const char* op, const char* module) { return tag_of(op, module).allocations; };
+  const std::uint64_t linear = allocations("linear", "Linear"),
+                      leaky = allocations("leaky_relu", "LeakyReLU");
+  const Variable y = model(Tensor::ones({100, 4}));
+  EXPECT_GT(allocations("linear", "Linear"), linear);
+  EXPECT_GE(tag_of("linear", "Linear").in_use, 360000u);
+  EXPECT_EQ(allocations("leaky_relu", "LeakyReLU"), leaky);
+}
+
 TEST(Memory, AnErrorNamesWhatWasWantedAndTheLargest) {
   empty_cache();
   const Variable x = Tensor::ones({1 << 22});

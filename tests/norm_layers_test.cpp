@@ -61,6 +61,15 @@ TEST(BatchNormLayer, IsFusedWithTheActivationBehindItUnlessAHookSeesItsResult) {
   }
 }
 
+TEST(BatchNormLayer, CountsEmptyBatches) {
+  nn::BatchNorm2d layer({.num_features = 3});
+  layer(Tensor::zeros({0, 3, 4, 4}));
+  EXPECT_EQ(layer.num_batches_tracked.item(), 1);
+  layer.eval();
+  layer(Tensor::zeros({0, 3, 4, 4}));
+  EXPECT_EQ(layer.num_batches_tracked.item(), 1);
+}
+
 TEST(BatchNormLayer, HasPyTorchsNames) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : nn::BatchNorm1d({.num_features = 3}).state_dict()) names.push_back(name);
