@@ -46,7 +46,7 @@ void OpContext::check_saved(const char* op) const {
   std::size_t k = 0;
   for_each_saved([&](const char* what, std::size_t i, const Tensor& tensor) {
     const Seen& then = seen_[k++];
-    check(tensor.raw() == then.data, op, ": ", what, " ", i, ", which backward reads, was replaced by ",
+    check(tensor.read() == then.data, op, ": ", what, " ", i, ", which backward reads, was replaced by ",
           tensor, " after forward");
     check(tensor.version() == then.version, op, ": ", what, " ", i, ", ", tensor,
           ", which backward reads, was changed in place after forward: it is at version ", tensor.version(),
@@ -119,7 +119,7 @@ struct OpRunner {
       context.outputs_.resize(outputs.size());
       for (std::size_t i : context.kept_outputs_) context.outputs_.at(i) = outputs.at(i);
       context.for_each_saved([&](const char*, std::size_t, const Tensor& tensor) {
-        context.seen_.push_back({tensor.raw(), tensor.version()});
+        context.seen_.push_back({tensor.read(), tensor.version()});
       });
       record.op_name = op->name();
       record.module = detail::activity.module;

@@ -31,6 +31,7 @@ struct ChannelMapCall {
   conv_gemm::Divider by_channels, by_inner;
   bool packed;  // all vectors are aligned, and of one channel or of neighbouring ones
   bool small;   // the count fits 31 bits
+  int vectors;  // of a thread
 
   __device__ ChannelPlace place(std::int64_t i) const {
     if (small) {  // divisions are slow
@@ -83,8 +84,13 @@ __global__ void __launch_bounds__(kThreads)
                        const __grid_constant__ std::array<Reader<V>, kInputs> in, Writer<V> out, const F f,
                        unsigned* largest) {
   await_previous();
-  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
-  const unsigned most = first < call.count ? channel_map_vector<V, kInputs>(call, in, out, f, first) : 0;
+  unsigned most = 0;
+#pragma unroll 1
+  for (int k = 0; k < call.vectors; ++k) {
+    const std::int64_t first =
+        ((std::int64_t{blockIdx.x} * call.vectors + k) * kThreads + threadIdx.x) * kVector;
+    if (first < call.count) most = ::max(most, channel_map_vector<V, kInputs>(call, in, out, f, first));
+  }
   if (largest != nullptr) raise_largest<kThreads>(largest, most);
 }
 
@@ -101,16 +107,25 @@ void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Te
     readers[k] = Reader<V>(in[k]);
     packed = packed && is_aligned(in[k].read(), size_of(in[k].dtype()));
   }
-  ChannelMapCall call{
-      out.count(), axis.size, axis.inner, {}, {}, packed, out.count() < (std::int64_t{1} << 31)};
+  const std::int64_t blocks = ceil_div(out.count(), kThreads * kVector);
+  const std::shared_ptr<unsigned> largest = new_largest(out);
+  // Blocks wait for each other at the word: few have to, as long as all multiprocessors are full.
+  const std::int64_t vectors =
+      largest == nullptr ? 1 : std::clamp<std::int64_t>(blocks / (8 * multiprocessors(out.device())), 1, 8);
+  ChannelMapCall call{out.count(),
+                      axis.size,
+                      axis.inner,
+                      {},
+                      {},
+                      packed,
+                      out.count() < (std::int64_t{1} << 31),
+                      static_cast<int>(vectors)};
   if (call.small) {
     call.by_channels = conv_gemm::Divider(axis.size);
     call.by_inner = conv_gemm::Divider(axis.inner);
   }
-  const std::shared_ptr<unsigned> largest = new_largest(out);
-  launch_kernel(op, out.device(), channel_map_kernel<V, kInputs, F>,
-                grid_size(op, ceil_div(out.count(), kThreads * kVector)), kThreads, call, readers,
-                Writer<V>(out), f, largest.get());
+  launch_kernel(op, out.device(), channel_map_kernel<V, kInputs, F>, grid_size(op, ceil_div(blocks, vectors)),
+                kThreads, call, readers, Writer<V>(out), f, largest.get());
   keep_largest(out, largest);
 }
 
