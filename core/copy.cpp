@@ -54,7 +54,7 @@ void copy_transposed(const In* in, Out* out, std::int64_t images, std::int64_t r
 void copy(const Tensor& in, const Tensor& out) {
   visit(in.dtype(), [&]<class In>() {
     visit(out.dtype(), [&]<class Out>() {
-      const In* from = in.data<In>();
+      const In* from = static_cast<const In*>(in.read());
       Out* to = out.data<Out>();
       if (in.layout() == out.layout()) return copy_flat(from, to, in.count());
       const std::int64_t channels = in.size(1), pixels = in.size(2) * in.size(3);

@@ -83,7 +83,7 @@ void transpose(const Tensor& in, const Tensor& out) {
   const std::int64_t rows = to_nhwc ? channels : pixels, columns = to_nhwc ? pixels : channels;
   const std::int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
   launch_kernel("copy", out.device(), transpose_kernel<Bits>, grid_size("copy", in.size(0) * down * across),
-                dim3(kTile, kTileRows), static_cast<const Bits*>(in.raw()), static_cast<Bits*>(out.raw()),
+                dim3(kTile, kTileRows), static_cast<const Bits*>(in.read()), static_cast<Bits*>(out.raw()),
                 rows, columns, down, across);
 }
 
@@ -106,7 +106,7 @@ bool same_bytes(const Tensor& in, const Tensor& out) {
 
 bool is_pinned(const Tensor& x) {
   cudaPointerAttributes attributes{};
-  check_cuda(cudaPointerGetAttributes(&attributes, x.raw()), "cudaPointerGetAttributes");
+  check_cuda(cudaPointerGetAttributes(&attributes, x.read()), "cudaPointerGetAttributes");
   return attributes.type == cudaMemoryTypeHost;
 }
 
@@ -116,7 +116,7 @@ void copy_bytes(const Tensor& in, const Tensor& out) {
   const Device device = in.device().is_cuda() ? in.device() : out.device();
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
-  check_cuda(cudaMemcpyAsync(out.raw(), in.raw(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  check_cuda(cudaMemcpyAsync(out.raw(), in.read(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   const bool waits = out.device().is_cpu() || (in.device().is_cpu() && is_pinned(in));
   if (!waits) return;
   ++detail::synchronizations;

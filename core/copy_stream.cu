@@ -57,7 +57,7 @@ class Copies final : public CopyStream {
     if (from.count() == 0) return;
     const DeviceScope scope(device_);
     order(stream_of(device_), stream_);
-    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDefault, stream_),
+    check_cuda(cudaMemcpyAsync(to.raw(), from.read(), from.bytes(), cudaMemcpyDefault, stream_),
                "cudaMemcpyAsync");
     kept_.push_back({from, to, memory_.record_event(stream_)});
   }

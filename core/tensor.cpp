@@ -46,6 +46,11 @@ void Storage::set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture)
   knows_ = true;
 }
 
+std::shared_ptr<unsigned> Storage::largest(std::uint64_t capture) const {
+  const bool known = knows_.load(std::memory_order_relaxed) && capture_ == capture;
+  return known && Context::current(device_).stream() == stream_ ? largest_ : nullptr;
+}
+
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   check(options.layout == Layout::nchw || shape.rank() == 4, "tensor: layout nhwc needs rank 4, not ", shape);
   std::size_t bytes = 0;
@@ -89,6 +94,7 @@ void* Tensor::raw() const {
 
 const void* Tensor::read() const {
   check(defined(), "tensor: the tensor is undefined");
+  if (storage_->device().is_cuda()) storage_->record_use();
   return static_cast<const std::byte*>(storage_->data()) + offset_;
 }
 
@@ -193,7 +199,7 @@ Tensor detail::tensor_from_bytes(const void* data, std::size_t count, const Shap
 void detail::copy_to_host(const Tensor& tensor, void* out) {
   if (tensor.count() == 0) return;
   const Tensor host = tensor.to(Layout::nchw).to(Device{});
-  std::memcpy(out, host.raw(), host.bytes());
+  std::memcpy(out, host.read(), host.bytes());
 }
 
 }  // namespace tapedeck

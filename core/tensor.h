@@ -44,11 +44,9 @@ class Storage {
   /// Where the largest magnitude of float32 elements is on the device (ops/largest.cuh). Said once, by who
   /// made them and before anybody else has them; `capture`: of a CUDA graph, 0 outside.
   void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture);
-  /// That, unless forget() was called since; else null. What was said outside of a capture is not known
-  /// inside, and the other way round: graphs write tensors without a word.
-  std::shared_ptr<unsigned> largest(std::uint64_t capture) const {
-    return knows_.load(std::memory_order_relaxed) && capture_ == capture ? largest_ : nullptr;
-  }
+  /// That, unless forget() was called since, on the storage's own stream; else null. What was said outside of
+  /// a capture is not known inside, and the other way round: graphs write tensors without a word.
+  std::shared_ptr<unsigned> largest(std::uint64_t capture) const;
   /// The bytes may be written from now on. Any thread may call it.
   void forget() {
     if (knows_.load(std::memory_order_relaxed)) knows_.store(false, std::memory_order_relaxed);

@@ -1,6 +1,9 @@
 #include <tapedeck/core/tensor.h>
 
 #include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -71,6 +74,43 @@ TEST(HalfTypes, RoundToNearestEven) {
   EXPECT_TRUE(std::isinf(static_cast<float>(float16(65520.f))));
   EXPECT_EQ(static_cast<float>(bfloat16(257.f)), 256.f);
   EXPECT_EQ(static_cast<float>(bfloat16(259.f)), 260.f);
+}
+
+TEST(Tensor, RemembersItsLargestMagnitudeUntilItMayBeWritten) {
+  const auto word = std::make_shared<unsigned>(7);
+  const auto made = [&] {
+    const Tensor x = Tensor::zeros({3, 4});
+    x.set_largest(word, 0);
+    return x;
+  };
+  const Tensor read = made();
+  EXPECT_EQ(read.largest(0), word);
+  EXPECT_EQ(read.read(), read.slice(0, 1).read());
+  EXPECT_EQ(read.to_vector<float>(), std::vector<float>(12, 0));
+  EXPECT_EQ(read.reshape({12}).largest(0), word);
+  EXPECT_EQ(read.slice(0, 2).largest(0), nullptr);
+  EXPECT_EQ(read.largest(1), nullptr) << "in a capture";
+  EXPECT_EQ(read.largest(0), word);
+  const std::vector<std::function<void(const Tensor&)>> writes = {
+      [](const Tensor& x) { x.fill_(1); },
+      [](const Tensor& x) {
+        x.copy_(Tensor::ones({3, 4}));
+      },
+      [](const Tensor& x) { x.slice(1, 2).fill_(1); },
+      [](const Tensor& x) {
+        x.reshape({4, 3}).fill_(1);
+      },
+      [](const Tensor& x) { x.data<float>()[5] = 1; },
+      [](const Tensor& x) { static_cast<float*>(x.slice(2, 3).raw())[0] = 1; }};
+  for (const auto& write : writes) {
+    const Tensor x = made();
+    write(x);
+    EXPECT_EQ(x.largest(0), nullptr);
+  }
+  EXPECT_EQ(read.clone().largest(0), nullptr);
+  EXPECT_THROW(read.slice(0, 1).set_largest(word, 0), Error);
+  EXPECT_THROW(Tensor::zeros({2}, {.dtype = DType::float64}).set_largest(word, 0), Error);
+  EXPECT_EQ(Tensor().largest(0), nullptr);
 }
 
 }  // namespace
