@@ -11,7 +11,7 @@ namespace {
 TEST(CudaConvExplain, NamesWhatRuns) {
   const auto explain = [](const Shape& x, const Shape& w, const ConvTranspose2dOptions& options, DType dtype,
                           Layout layout, bool has_wgmma = true) {
-    const ConvExplanation e = cu::explain_conv(
+    const ConvExplanation e = cu::explain_on(
         conv_transpose2d_geometry(Tensor::zeros(x), Tensor::zeros(w), {}, options), dtype, layout, has_wgmma);
     return concat(e.forward.kernel, ", ", e.input_gradient.kernel, ", ", e.weight_gradient.kernel);
   };
@@ -37,9 +37,9 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   }
 
   ConvExplanation e =
-      cu::explain_conv(conv_transpose2d_geometry(Tensor::zeros({1, 32, 64, 64}),
-                                                 Tensor::zeros({32, 16, 2, 2}), {}, {.stride = 2}),
-                       DType::float32, nchw, true);
+      cu::explain_on(conv_transpose2d_geometry(Tensor::zeros({1, 32, 64, 64}), Tensor::zeros({32, 16, 2, 2}),
+                                               {}, {.stride = 2}),
+                     DType::float32, nchw, true);
   EXPECT_EQ(to_string(e),
             "forward strip, input gradient strip, weight gradient strip; 4 phases, 0 empty; "
             "0.017 GFLOP, 1.6 MB, at least 0.000 ms");

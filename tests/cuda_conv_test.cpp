@@ -45,7 +45,7 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
   const bool boxes = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves;
   const std::string wanted = to_string(boxes ? ConvAlgorithm::wgmma : forced);
-  const ConvExplanation e = cu::explain_conv(g, dtype, layout, true);
+  const ConvExplanation e = cu::explain_on(g, dtype, layout, true);
   const auto is_wanted = [&](const ConvChoice& c) { return c.kernel.starts_with(wanted); };
   return is_wanted(e.forward) || is_wanted(e.input_gradient) || is_wanted(e.weight_gradient);
 }

@@ -200,10 +200,10 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
 }
 
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
-  return explain_conv(g, dtype, layout, conv_gemm::has_wgmma(device));
+  return explain_on(g, dtype, layout, conv_gemm::has_wgmma(device));
 }
 
-ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
+ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
   const Choice forward = choose_map(g, true, dtype, layout, layout, has_wgmma),
                input_gradient = choose_map(g, false, dtype, layout, layout, has_wgmma),
                weight_gradient = choose_weight_grad(g, dtype, layout, layout, has_wgmma);

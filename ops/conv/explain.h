@@ -49,7 +49,7 @@ ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layo
 namespace cu {
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device);
 /// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU.
-ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);
+ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);
 }  // namespace cu
 
 }  // namespace tapedeck
