@@ -215,6 +215,22 @@ struct Place {
   template <int N>
   __device__ __forceinline__ void read(const void* from, VectorOf<T> (&to)[N]) const {
     if (from == nullptr || !exists) return;
+    if (reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {  // as 8 bytes of channels are
+      const uint2* const pairs =
+          reinterpret_cast<const uint2*>(static_cast<const T*>(from) + (block + first) * N);
+      struct Words {
+        uint2 of_tap[N];
+      } words;
+      struct Elements {
+        T values[kVector<T> * N];
+      };
+#pragma unroll
+      for (int i = 0; i < N; ++i) words.of_tap[i] = pairs[i];
+      const auto elements = __builtin_bit_cast(Elements, words);
+#pragma unroll
+      for (int e = 0; e < kVector<T> * N; ++e) to[e % N].values[e / N] = convert<float>(elements.values[e]);
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < N; ++k)
 #pragma unroll
@@ -240,9 +256,6 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   const int to_h = kBackward ? a.in_h : a.out_h, to_w = kBackward ? a.in_w : a.out_w;
   const BlockCopy<T> copy(a.channels - place.block, kBackward ? a.out_h : a.in_h,
                           kBackward ? a.out_w : a.in_w, from_strides);
-  VectorOf<T> weights[K * K], bias[1];
-  place.read(a.w, weights);
-  place.read(a.bias, bias);
   const Item item(a, static_cast<int>(blockIdx.x) / a.blocks);
   const int columns = Rows::columns(a.columns);
   const T* const from =
@@ -259,6 +272,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
                         static_cast<unsigned>(place.first) * sizeof(T);
 
   Ring<T, Rows, false> ring(shared_address(shared), a.columns, item.begin, item.end, copy_group);
+  VectorOf<T> weights[K * K], bias[1];  // read while the first rows are on their way
+  place.read(a.w, weights);
+  place.read(a.bias, bias);
   for (int row = item.begin; row < item.end; ++row) {
     ring.advance(copy_group);
     VectorOf<T> sums[kColumns][kOut][kOut];
