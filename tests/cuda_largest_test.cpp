@@ -9,13 +9,12 @@
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/precision.h>
 #include <tapedeck/core/random.h>
+#include <tapedeck/nn/optim/sgd.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/norm.h>
-#include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/reduce.h>
-#include <tapedeck/ops/unary.h>
 
 #include "cuda_support.h"
 
@@ -79,10 +78,36 @@ TEST_F(CudaLargest, IsWhatItsMakerFound) {
           const Variable y = batch_norm(x, {}, {}, {}, {}, {.training = true, .negative_slope = slope});
           check("batch norm", y.tensor());
           check("its gradient", tape.gradient(y, {x}, {.gradient = gy})[0].tensor());
-          const Tensor gu = Tensor::empty_like(gy), gb = Tensor::empty({gy.size(1)}, {.device = kCuda});
-          TAPEDECK_KERNEL(kCuda, rectified_gradients)(gy, y.tensor(), slope, 1, gu, gb);
-          check("rectified gradient", gu);
         }
+      }
+    }
+  }
+}
+
+// The gradient before the rectifier: with a bias, one kernel makes it and finds its magnitude; without,
+// another one makes it, and it is read again.
+TEST_F(CudaLargest, OfRectifiedGradientsIsWhatTheirKernelFound) {
+  for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+    for (const float bad : {1e5F, kInfinity}) {
+      for (const double slope : {0.0, 0.25}) {
+        SCOPED_TRACE(concat(layout, " ", bad, " ", slope));
+        const Tensor x = randn({9, 16, 41, 45}, {.device = kCuda}).to(layout),
+                     w = randn({16, 17, 3, 3}, {.device = kCuda}), b = Tensor::zeros({17}, {.device = kCuda});
+        const Tensor gy = randn(kShape).to(layout);
+        gy.data<float>()[gy.count() - 1] = bad;
+        const auto gradients = [&](const Tensor& bias) {
+          const Variable a = Variable::parameter(x), v = Variable::parameter(w),
+                         c = bias.defined() ? Variable::parameter(bias) : Variable();
+          Tape tape;
+          const Variable y = conv_transpose2d(a, v, c, {}, slope);
+          Variables leaves{a, v};
+          if (bias.defined()) leaves.push_back(c);
+          const Variables g = tape.gradient(y, leaves, {.gradient = gy.to(kCuda)});
+          return std::pair(g[0].tensor().to_vector<float>(), g[1].tensor().to_vector<float>());
+        };
+        const auto found = gradients(b), read = gradients({});
+        EXPECT_TRUE(same(found.first, read.first));
+        EXPECT_TRUE(same(found.second, read.second));
       }
     }
   }
@@ -99,10 +124,13 @@ TEST_F(CudaLargest, IsForgottenWhenTheTensorMayBeWritten) {
         y.reshape({-1, 47}).slice(0, 5).fill_(1e6);
       },
       [&](const Tensor& y) { y.fill_(-1e7); },
-      [&](const Tensor& y) { TAPEDECK_KERNEL(kCuda, unary)
-                             ({Unary::exp}, y, y); },
-      [&](const Tensor& y) { TAPEDECK_KERNEL(kCuda, rectify)
-                             (y, 1e5); },
+      [&](const Tensor& y) {
+        const Variable parameter = Variable::parameter(y);
+        optim::SGD sgd({parameter}, {.lr = 1});
+        Tape tape;
+        tape.backward(sum(parameter * Variable(large)));
+        sgd.step();
+      },
   };
   for (std::size_t i = 0; i < ways.size(); ++i) {
     const Tensor y = normalised(kShape);
@@ -135,18 +163,22 @@ TEST_F(CudaLargest, IsOfWholeTensors) {
 
 TEST_F(CudaLargest, IsFoundAnewByEachReplay) {
   const auto f = [](const std::vector<Tensor>& in) -> std::vector<Tensor> {
-    const Tensor gu = Tensor::empty_like(in[0]), gb = Tensor::empty({in[0].size(1)}, {.device = kCuda});
-    TAPEDECK_KERNEL(kCuda, rectified_gradients)(in[0], in[1], 0.5, 1, gu, gb);
-    return {conv_transpose2d(gu, in[2], {}, {}).tensor(), gu};
+    const Variable x = Variable::parameter(in[0]), w(in[2]), b = Variable::parameter(in[3]);
+    Tape tape;
+    const Variable between = batch_norm(x, in[4], {}, {}, {}, {.training = true});
+    const Variable y = conv_transpose2d(between, w, b, {}, 0.5);
+    return {y.tensor(), tape.gradient(y, {x}, {.gradient = in[1]})[0].tensor(), between.tensor()};
   };
   CapturedStep step(kCuda, f);
-  const Tensor gy = randn(kShape, {.device = kCuda}), y = randn(kShape, {.device = kCuda}),
-               w = randn({17, 16, 3, 3}, {.device = kCuda});
+  const auto normal = [](const Shape& shape) { return randn(shape, {.device = kCuda}); };
+  const Tensor x = normal(kShape), gy = normal({9, 16, 45, 49}), w = normal({17, 16, 3, 3}), b = normal({16}),
+               ones = Tensor::ones({17}, {.device = kCuda});
   for (const double factor : {1.0, 1e6, 1e-6, 1.0, 1e12}) {
-    const Tensor scaled = (Variable(gy) * factor).tensor();
-    const std::vector<Tensor> made = step({scaled, y, w});
-    EXPECT_TRUE(same(made[0].to_vector<float>(), f({scaled, y, w})[0].to_vector<float>())) << factor;
-    EXPECT_TRUE(same(products(made[1]), products(made[1].clone()))) << factor;
+    const auto scaled = [&](const Tensor& t) { return (Variable(t) * factor).tensor(); };
+    const std::vector<Tensor> in{x, scaled(gy), w, b, scaled(ones)}, made = step(in), eager = f(in);
+    for (std::size_t i = 0; i < made.size(); ++i)
+      EXPECT_TRUE(same(made[i].to_vector<float>(), eager[i].to_vector<float>())) << i << " " << factor;
+    EXPECT_TRUE(same(products(made[2]), products(made[2].clone()))) << factor;
   }
   EXPECT_EQ(step.graphs(), 1U);
 }
