@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda_support.h"
 #include "parity.h"
 
 namespace tapedeck {
@@ -165,17 +166,18 @@ const std::map<std::string, F>& cases() {
   return table;
 }
 
-void compare(const std::string& name, const TensorMap& pack, DType dtype, double tolerance) {
+void compare(const std::string& name, const TensorMap& pack, DType dtype, double tolerance,
+             Device device = {}) {
   Variables inputs;
   for (std::size_t i = 0; pack.contains(name + "/in" + std::to_string(i)); ++i) {
-    const Tensor x = pack.at(name + "/in" + std::to_string(i));
+    const Tensor x = pack.at(name + "/in" + std::to_string(i)).to(device);
     inputs.push_back(is_floating(x.dtype()) ? Variable::parameter(x.to(dtype)) : Variable(x));
   }
   Tape tape;
   const Variable y = cases().at(name)(inputs);
   ASSERT_EQ(y.shape(), pack.at(name + "/out").shape()) << name;
   EXPECT_LE(relative_error(y.tensor(), pack.at(name + "/out")), tolerance) << name;
-  tape.backward(y, {.gradient = pack.at(name + "/cotangent").to(dtype)});
+  tape.backward(y, {.gradient = pack.at(name + "/cotangent").to(dtype).to(device)});
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].requires_grad()) continue;
     ASSERT_TRUE(inputs[i].grad().defined()) << name << " input " << i;
@@ -200,6 +202,16 @@ TEST(Parity, OpsInFloat64) {
 TEST(Parity, OpsInFloat32) {
   const TensorMap pack = read("ops.safetensors");
   for (const auto& [name, f] : cases()) compare(name, pack, DType::float32, 1e-5);
+}
+
+class CudaParity : public CudaTest {};
+
+TEST_F(CudaParity, Ops) {
+  const TensorMap pack = read("ops.safetensors");
+  for (const auto& [name, f] : cases()) {
+    compare(name, pack, DType::float64, 1e-12, kCuda);
+    compare(name, pack, DType::float32, 1e-5, kCuda);
+  }
 }
 
 }  // namespace
