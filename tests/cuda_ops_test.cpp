@@ -66,6 +66,8 @@ TEST_F(CudaOps, Shapes) {
        },
        {{2, 3, 5, 7}}},
       {"flatten", [](V v) { return flatten(v[0], 1); }, {{2, 3, 5, 7}}},
+      {"unsqueeze", [](V v) { return unsqueeze(v[0], 2) * 2; }, {{2, 3, 7}}},
+      {"squeeze", [](V v) { return squeeze(v[0], 1) * 2; }, {{2, 1, 5, 7}}},
       {"permute",
        [](V v) {
          return permute(v[0], {2, 0, 3, 1});
@@ -226,7 +228,13 @@ TEST_F(CudaOps, WholeNumbersAndPositions) {
        [](const Variable& x) {
          return broadcast_to(slice(x, 1, 0, 1), {2, 3, 5, 7});
        }},
-      {"compare", [](const Variable& x) { return le(x, slice(x, 1, 0, 1)); }},
+      {"eq", [](const Variable& x) { return eq(x, slice(x, 1, 0, 1)); }},
+      {"ne", [](const Variable& x) { return ne(x, slice(x, 1, 0, 1)); }},
+      {"lt", [](const Variable& x) { return lt(x, slice(x, 1, 0, 1)); }},
+      {"le", [](const Variable& x) { return le(x, slice(x, 1, 0, 1)); }},
+      {"gt", [](const Variable& x) { return gt(x, slice(x, 1, 0, 1)); }},
+      {"ge", [](const Variable& x) { return ge(x, slice(x, 1, 0, 1)); }},
+      {"lt 4", [](const Variable& x) { return lt(x, 4); }},
       {"add", [](const Variable& x) { return x + x; }},
   };
   for (const auto& [name, f] : functions) {

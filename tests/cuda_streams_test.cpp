@@ -1,5 +1,6 @@
 // Streams, contexts and allocators that are the user's own; in builds with CUDA.
 #include "cuda_support.h"
+#include "decoder.h"
 #include "op_support.h"
 
 #include <cuda_runtime_api.h>
@@ -139,7 +140,7 @@ TEST_F(CudaStreams, TrainingOnOneIsTrainingOnAnother) {
   const auto train = [](const Context& where, bool captured) {
     const ContextScope scope(where);
     Generator generator(4);
-    nn::Linear model({.in_features = 20, .out_features = 10}, generator);
+    SmallDecoder model(generator);
     model.to(kCuda);
     optim::Adam adam(model.parameters(), {.lr = 1e-2});
     const auto run = [&](const Tensors& x) -> Tensors {
@@ -153,8 +154,8 @@ TEST_F(CudaStreams, TrainingOnOneIsTrainingOnAnother) {
     CapturedStep step(kCuda, run);
     std::vector<double> losses;
     for (int i = 0; i < 20; ++i) {
-      const Tensors x{random_tensor({7, 20}, {}, -1, 1).to(kCuda),
-                      random_tensor({7, 10}, {}, -1, 1).to(kCuda)};
+      const Tensors x{random_tensor({7, 6}, {}, -1, 1).to(kCuda),
+                      random_tensor({7, 3, 6, 6}, {}, -1, 1).to(kCuda)};
       losses.push_back((captured ? step(x) : run(x))[0].item());
     }
     return losses;

@@ -1,6 +1,9 @@
 // Losses, optimizers and whole training steps on a GPU.
+#include "../bench/training.h"
 #include "cuda_op_cases.h"
 #include "decoder.h"
+
+#include <tapedeck/core/precision.h>
 
 namespace tapedeck {
 namespace {
@@ -48,8 +51,32 @@ TEST_F(CudaTraining, Losses) {
   }
   check_cases({
       {"mse of nothing", [](V v) { return nn::mse_loss(v[0], v[1], Reduction::sum); }, {{0, 3}, {0, 3}}},
+      {"ssim_loss",
+       [](V v) { return nn::ssim_loss(v[0], v[1]); },
+       {{2, 3, 13, 19}, {2, 3, 13, 19}},
+       0,
+       1,
+       20},
       {"ssim", [](V v) { return nn::ssim(v[0], v[1]); }, {{2, 3, 19, 13}, {2, 3, 19, 13}}, 0, 1, 20},
   });
+}
+
+TEST_F(CudaTraining, SignalToNoise) {
+  const Tensor x = random_tensor({4, 3, 5, 7}, {}, 0, 1, 1), y = random_tensor({4, 3, 5, 7}, {}, 0, 1, 2);
+  expect_close(nn::psnr(x.to(kCuda), y.to(kCuda)).to(Device{}), nn::psnr(x, y), 1e-6);
+}
+
+TEST_F(CudaTraining, ClipsEachElement) {
+  for (DType dtype : kFloatingTypes) {
+    const Variable p = Variable::parameter(Tensor::zeros({100003}, {dtype, kCuda})),
+                   none = Variable::parameter(p.tensor());
+    const Tensor gradient = random_tensor({100003}, {dtype}, -1, 1);
+    p.set_grad(gradient.to(kCuda));
+    optim::clip_grad_value({p, none}, 0.25);
+    EXPECT_EQ(p.grad().tensor().to_vector<double>(),
+              clamp(gradient, -0.25, 0.25).tensor().to_vector<double>());
+    EXPECT_FALSE(none.grad().defined());
+  }
 }
 
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const Variables&)>;
@@ -167,13 +194,52 @@ TEST_F(CudaTraining, ADecoderTrainsAsOnTheCpu) {
   }
 }
 
-// scripts/gpu_test.sh runs it in two processes at once, and compares what they print.
+// scripts/gpu_test.sh runs these in two processes at once, and compares what they print.
 TEST_F(CudaTraining, AHundredRerunsHaveTheSameBits) {
   const auto first = losses(DType::float32, kCuda);
   for (int rerun = 1; rerun < 100; ++rerun) ASSERT_EQ(losses(DType::float32, kCuda), first) << rerun;
   std::printf("bits:");
   for (const double loss : first) std::printf(" %a", loss);
   std::printf("\n");
+}
+
+/// FNV-1a.
+std::uint64_t hash_of(const Tensors& tensors) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const Tensor& tensor : tensors) {
+    for (std::uint8_t byte : bytes_of(tensor.to(Device{}))) hash = (hash ^ byte) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+// The tensor cores' kernels, and sums over many pixels, which are split.
+TEST_F(CudaTraining, AHundredRerunsOfARealGeneratorHaveTheSameBits) {
+  for (const auto& [precision, products] : {std::pair(Precision::highest, DType::float32),
+                                            {Precision::high, DType::float32},
+                                            {Precision::highest, DType::bfloat16}}) {
+    SCOPED_TRACE(concat(products, precision == Precision::high ? " high" : " highest"));
+    set_float32_precision(precision);
+    manual_seed(6);
+    bench::Training training("dcgan", 128, kCuda);
+    const auto run = [&, products = products] {
+      const Autocast scope(products);
+      Tape tape;
+      const Variable loss = nn::mse_loss(training.model(training.codes), training.images);
+      Tensors results{loss.tensor()};
+      for (const Variable& g : tape.gradient(loss, training.model.parameters()))
+        results.push_back(g.tensor());
+      return results;
+    };
+    const Tensors first = run();
+    for (int rerun = 1; rerun < 100; ++rerun) {
+      const Tensors again = run();
+      Variable different = Tensor::zeros({}, {DType::int64, kCuda});
+      for (std::size_t i = 0; i < first.size(); ++i) different = different + sum(ne(again[i], first[i]));
+      ASSERT_EQ(different.item(), 0) << rerun;
+    }
+    std::printf("bits: %016llx\n", static_cast<unsigned long long>(hash_of(first)));
+  }
+  set_float32_precision(Precision::highest);
 }
 
 }  // namespace
