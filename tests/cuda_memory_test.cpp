@@ -4,6 +4,8 @@
 #include "decoder.h"
 #include "op_support.h"
 
+#include <chrono>
+
 #include <tapedeck/core/caching_allocator.h>
 #include <tapedeck/core/copy_stream.h>
 #include <nlohmann/json.hpp>
@@ -75,6 +77,26 @@ TEST_F(CudaMemory, TrimmingGivesItBack) {
   { const Tensor x = bytes(300 * kMebi); }
   set_memory_limit(kCuda, 0);  // which trims, too
   EXPECT_EQ(memory_stats(kCuda).reserved, reserved);
+}
+
+TEST_F(CudaMemory, AnAllocateFreePairTakesLessThan200Nanoseconds) {
+  CachingAllocator& allocator = cu::caching_allocator(kCuda);
+  const Stream stream = Context::current(kCuda).stream();
+  const std::size_t sizes[] = {512, 100'000, 3'000'000, 70'000, 30'000'000, 64, 1'000'000, 8'000'000};
+  double fastest = kInf;  // of some rounds: others may have the processor in between
+  for (int round = 0; round < 20; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    constexpr int kRepeats = 1000;
+    for (int i = 0; i < kRepeats; ++i) {
+      void* live[std::size(sizes)];
+      for (std::size_t k = 0; k < std::size(sizes); ++k) live[k] = allocator.allocate(sizes[k], stream);
+      for (std::size_t k = 0; k < std::size(sizes); ++k) allocator.deallocate(live[k], sizes[k], stream);
+    }
+    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
+    fastest = std::min(fastest, time.count() / (kRepeats * std::size(sizes)));
+  }
+  std::printf("a pair takes %.0f ns\n", fastest);
+  EXPECT_LT(fastest, 200);
 }
 
 TEST_F(CudaMemory, PinnedMemoryIsCached) {
