@@ -61,12 +61,13 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
                   bool has_wgmma) {
   const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
-  Offer offer{direct_fits(g),
-              depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
-              from == to && strip_fits(g, transposed, dtype, from)};
+  Offer offer{
+      direct_fits(g),
+      depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
+      // They take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
+      has_wgmma && from == to && strip_fits(g, transposed, dtype, from)};
   // Channels last, products of tiles need no transposes: what they lack is channels of a group.
-  // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than some others have.
-  const bool strips = has_wgmma && offer.strip && (from == Layout::nchw || g.groups > 1);
+  const bool strips = offer.strip && (from == Layout::nchw || g.groups > 1);
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
@@ -91,8 +92,8 @@ Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout 
   Offer offer{
       direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
-      x == y && strip_weight_grad_fits(g, dtype, x)};
-  const bool strips = has_wgmma && offer.strip && (x == Layout::nchw || g.groups > 1);
+      has_wgmma && x == y && strip_weight_grad_fits(g, dtype, x)};
+  const bool strips = offer.strip && (x == Layout::nchw || g.groups > 1);
   if (offer.depthwise) {
     offer.natural = kGroupsOfOne;
   } else if (offer.direct && thin_weight_grad_fits(g, dtype, x, y)) {
