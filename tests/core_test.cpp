@@ -158,6 +158,7 @@ TEST(Context, TheInnermostScopeOfTheThreadCounts) {
       last_stream = stream;
       return ::operator new (bytes, std::align_val_t{64});
     }
+    void record_stream(void*, Stream) override {}
     void deallocate(void* pointer, std::size_t, Stream stream) noexcept override {
       ++frees;
       last_stream = stream;
