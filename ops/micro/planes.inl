@@ -50,7 +50,11 @@ void correlate(const Correlation<T>& t) {
 }
 
 /// Rows and columns of a tile of sums along pixels: M x J accumulators beside M vectors and one more.
+#if defined(TAPEDECK_SMALL) && !defined(__AVX2__)  // a build for size: few CPUs run this
+constexpr int kSumRows = 2;
+#else
 constexpr int kSumRows = TAPEDECK_MICRO_REGISTERS == 32 ? 4 : 3;
+#endif
 template <int M>
 constexpr int kSumColumns = (TAPEDECK_MICRO_REGISTERS - 2) / M - 1 < 12
                                 ? (TAPEDECK_MICRO_REGISTERS - 2) / M - 1
