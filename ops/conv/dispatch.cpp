@@ -269,11 +269,11 @@ ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout la
 
 ConvExplanation cpu::explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device) {
   const auto choice = [&](ConvPath path) -> ConvChoice {
-    const bool forced = conv_algorithm() != ConvAlgorithm::automatic;
+    const bool is_forced = conv_algorithm() != ConvAlgorithm::automatic;
     return {name_of(path), path == ConvPath::matrix      ? "x is one pixel, and y of the kernel's size"
                            : path == ConvPath::reference ? "forced"
-                           : forced ? "forced, or the least estimated time of what is left"
-                                    : "least estimated time"};
+                           : is_forced ? "forced, or the least estimated time of what is left"
+                                       : "least estimated time"};
   };
   ConvExplanation e{choice(choose(g, Direction::transposed, dtype, layout)),
                     choice(choose(g, Direction::plain, dtype, layout)),
