@@ -21,7 +21,7 @@ logs=build/gpu_test
 algorithms=(reference depthwise direct strip simt tensor wgmma boxes halves automatic)
 by_algorithm='CudaConv[.](Transposed|Plain|RealNumbers)'
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|NothingUnwritten|QueuedWorkSeesItsOwnBatch|HundredReruns|Gradcheck'
-long+='|BehindEvents|TrainDecoder|Examples|CudaLarge|Traces|Nanoseconds|Explain'
+long+='|BehindEvents|TrainDecoder|Examples|CudaLarge|Traces|Nanoseconds|Explain|CudaProfiler'
 not_seen='^initcheck .*CudaReductions[.]MatrixProducts'
 
 while [ $# -gt 0 ]; do

@@ -14,8 +14,9 @@
 //   stage+1  | of a+1                                                        |     x's row a meets groups
 //   ...      | of a+2, ... on their way                                      |     a and a+1 of y
 //
-// On an H200, 256 channels of 56x56 and 112x112, forward, gx and gw: 0.177, 0.137 and 0.125 ms (68, 88 and
-// 96% of a copy's bandwidth), in bfloat16 0.127, 0.085 and 0.086 (47, 70 and 70%). With 4 bytes of channels a
+// On an H200, 256 channels of 56x56 and 112x112 (bench/results/gpu_conv.json), forward, gx and gw: 0.152,
+// 0.131 and 0.126 ms (79, 92 and 96% of a copy's bandwidth), in bfloat16 0.092, 0.077 and 0.097 (65, 78 and
+// 62%). With 4 bytes of channels a
 // thread and one column: 0.17, 0.15 and 0.18, and 0.12, 0.11 and 0.17. Instructions bound it.
 #include <algorithm>
 

@@ -10,7 +10,7 @@ namespace tapedeck {
 
 /// Which kernel (ops/conv/kernels.h) computes one of the three maps, and why that one.
 struct ConvChoice {
-  std::string kernel;  ///< "wide"; where a kernel has variants with the one: "wgmma boxes"
+  std::string kernel;  ///< "wide"; where they differ with the variant: "direct thin"
   std::string reason;  ///< "forced", "least estimated time"
 };
 

@@ -17,8 +17,9 @@
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.26, 0.24 and 0.21 and
-// 0.26, 0.24 and 0.2 ms, 43, 46 and 26% and 47, 50 and 30% of a copy's bandwidth for the rows that are read.
+// On an H200 (kb75 and kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.27, 0.24 and
+// 0.19 and 0.26, 0.25 and 0.18 ms, 76, 84 and 53% and 77, 79 and 56% of a copy's bandwidth for all rows, of
+// which not all are read.
 // What helped: reading a row once for all rows of x that it meets, steps four at a time without branches
 // (0.40 to 0.26 and 0.29 to 0.26 ms), stages of many channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A
 // tile of several rows, whose rows of y other tiles read again, took 0.55.

@@ -16,12 +16,13 @@
 // each touch a sector of their own. Two or three blocks of a multiprocessor take turns in reading,
 // multiplying and writing.
 //
-// On an H200, 32 to 64 channels in 4 groups, kernel 3x5, stride 2x3 (kb75 of bench/compare_gpu.py): 0.35,
-// 0.29 and 0.21 ms in float32, TF32 and bfloat16, 58, 69 and 49% of a copy's bandwidth; 32 to 64, kernel 3,
-// stride 5 (kb81): 0.34, 0.31 and 0.23, 58, 64 and 43%. Warps wait for shared memory and tensor cores more
-// than for memory. What helped: positions of units in a table instead of divisions (0.43 to 0.35 ms), steps
-// four at a time, so that loads of the next are under way, as many blocks launched as fit at once (bfloat16:
-// 0.31 to 0.21). What did not: narrower tiles with more blocks a multiprocessor (0.37 to 0.49), and in
+// On an H200, 32 to 64 channels in 4 groups, kernel 3x5, stride 2x3 (kb75 in
+// bench/results/gpu_conv.json): 0.29, 0.29 and 0.19 ms in float32, TF32 and bfloat16, 70, 70 and 53% of a
+// copy's bandwidth; 32 to 64, kernel 3, stride 5 (kb81): 0.33, 0.36 and 0.20, 60, 56 and 49%. Warps wait for
+// shared memory and tensor cores more than for memory. What helped: positions of units in a table instead of
+// divisions (0.43 to 0.35 ms), steps four at a time, so that loads of the next are under way, as many blocks
+// launched as fit at once (bfloat16: 0.31 to 0.21). What did not: warps on their own, without barriers (0.29
+// to 0.40, kb81 0.33 to 0.55), narrower tiles with more blocks a multiprocessor (0.37 to 0.49), and in
 // float32 registers for three blocks instead of two (0.36).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>

@@ -12,9 +12,8 @@
 //   thread   0        1        2          3            4 ...
 //   pixel 0  co 0..3  co 4..7  co 8..11  co 12..15  |  pixel 1, a stride further
 //
-// On an H200 (kb75 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.29, 0.37 and 0.22 ms, 71, 56 and
-// 47% of a copy's bandwidth (products of tiles by groups: 1.86, 1.17 and 0.95). What writes results is 44% of
-// its instructions; the groups of a pixel are written by different blocks.
+// On an H200 (kb75 in bench/results/gpu_conv.json) in TF32 and bfloat16: 0.37 and 0.22 ms, 56 and 47% of a
+// copy's bandwidth (products of tiles by groups: 1.17 and 0.95).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>

@@ -12,10 +12,10 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.44, 0.37 and 0.29 and
-// 0.27, 0.24 and 0.18 ms. What bounds it are a thread's instructions: an element of y is loaded and split in
-// two for each tap. What helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows:
-// 0.55, 64 and 2: 0.43 ms), four or five rows of 16 at once, without branches between them (0.48 to 0.44).
+// On an H200 (kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.26, 0.22 and 0.18 ms.
+// What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
+// helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms),
+// four or five rows of 16 at once, without branches between them (0.48 to 0.44).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>

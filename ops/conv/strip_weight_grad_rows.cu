@@ -15,9 +15,9 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
 //
-// On an H200 (kb75 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.24, 0.17 and 0.16 ms, 87, 118
-// and 63% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
-// tiles); channels last 0.23, 0.18 and 0.14 (products of tiles by groups: 0.89, 0.65 and 0.36).
+// On an H200 (kb75 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.26, 0.19 and 0.15 ms, 79,
+// 107 and 67% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
+// tiles); channels last in TF32 and bfloat16 0.19 and 0.14 (products of tiles by groups: 0.65 and 0.36).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
