@@ -15,9 +15,10 @@ above 1 means that they stayed in the cache).
 as many sets that differ in one parameter. It ends with what is more than 10% slower than PyTorch or has less than half
 of its neighbours' limit; after three more turns, so that a moment's noise is not taken for it.
 """
-import argparse, math, random, statistics, time
+import argparse, math, statistics, time
 
 import on_cpu
+from conv_sets import neighbours, pair, random_sets, words
 
 OPS = ("forward", "input_gradient", "weight_gradient")
 
@@ -42,61 +43,6 @@ CASES = {
 }
 
 
-def pair(v):
-    return v if isinstance(v, tuple) else (v, v)
-
-
-def random_cases(count, seed):
-    """Parameter sets of all kinds, of 1e7 to 1e9 FLOP or 1 to 100 MB."""
-    rng, cases = random.Random(seed), {}
-    while len(cases) < count:
-        kernel = (rng.randint(1, 5), rng.randint(1, 5))
-        stride, dilation = [rng.choice([1, 1, 2, 2, 3, 4]) for _ in range(2)], [rng.choice([1, 1, 1, 2, 3]) for _ in range(2)]
-        padding = tuple(rng.randint(0, d * (k - 1)) for k, d in zip(kernel, dilation))
-        extra = tuple(rng.randint(0, max(s, d) - 1) if rng.random() < 0.3 else 0 for s, d in zip(stride, dilation))
-        groups = rng.choice([1, 1, 1, 1, 2, 4, 16])
-        ci, co = (groups * rng.choice([1, 1, 2, 3, 4, 8, 16, 24, 32, 64, 100, 128]) for _ in range(2))
-        n, h, w = rng.choice([1, 2, 4, 8, 16, 32]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64]), rng.choice([1, 4, 7, 8, 15, 16, 28, 32, 56, 64])
-        case = (n, ci, h, w, co, kernel, tuple(stride), padding, extra, tuple(dilation), groups)
-        if is_suitable(case):
-            cases[f"random{len(cases)}"] = case
-    return cases
-
-
-def is_suitable(case):
-    n, ci, h, w, co, kernel, stride, padding, extra, dilation, groups = case
-    out = [(i - 1) * s - 2 * p + d * (k - 1) + e + 1
-           for i, s, p, d, k, e in zip((h, w), stride, padding, dilation, kernel, extra)]
-    if min(out) < 1 or any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation)):
-        return False
-    flops = 2 * n * ci * h * w * co // groups * kernel[0] * kernel[1]
-    size = 4 * n * (ci * h * w + co * out[0] * out[1])
-    return (1e7 < flops < 1e9 or 1e6 < size < 1e8) and flops <= 2e9 and size <= 2e8
-
-
-def neighbours(case, count, seed):
-    """Sets that differ from a case in one parameter, by little."""
-    n, ci, h, w, co, *sizes, groups = case
-    rng, found = random.Random(seed), []
-    for _ in range(100):
-        near = [n, ci, h, w, co, *sizes, groups]
-        which = rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 9))
-        if which in (1, 4):
-            near[which] += groups * rng.choice((-2, -1, 1, 2, 8))
-        elif which < 4:
-            near[which] += rng.choice((-1, 1, 3))
-        else:
-            pair = list(near[which])
-            pair[rng.randrange(2)] += rng.choice((-1, 1))
-            near[which] = tuple(pair)
-        low = min(near[1], near[2], near[3], near[4], near[0], *near[5], *near[6], *near[9], 1 + min(near[7]))
-        if low > 0 and tuple(near) not in found and is_suitable(near):
-            found.append(tuple(near))
-        if len(found) == count:
-            break
-    return found
-
-
 class Ours:
     def __init__(self, program):
         self.process = on_cpu.start(program, "time_conv_bench")
@@ -109,10 +55,7 @@ class Ours:
         return [float(v) for v in self.ask("limits", threads)]
 
     def times(self, case, layout, threads, op, milliseconds):
-        n, ci, h, w, co, *sizes, groups = case
-        kernel, stride, padding, extra, dilation = map(pair, sizes)
-        flops, size, path, *seconds = self.ask(n, ci, h, w, co, *kernel, *stride, *padding, *extra, *dilation,
-                                               groups, layout, threads, op, milliseconds)
+        flops, size, path, *seconds = self.ask(words(case), layout, threads, op, milliseconds)
         return float(flops), float(size), path, [float(s) for s in seconds]
 
 
@@ -188,7 +131,7 @@ def main():
     args = parser.parse_args()
 
     ours, rows, limits = Ours(args.program), [], {}
-    cases = random_cases(args.random, args.seed) if args.random else CASES
+    cases = random_sets(args.random, args.seed) if args.random else CASES
     wanted = args.cases.split(",") if args.cases else list(cases)[args.first:args.to]
     results = on_cpu.header()
     for threads in map(int, args.threads.split(",")):

@@ -3,21 +3,29 @@
 
     python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,tf32_cl,bf16_cl]
         [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
+        [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
 bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
 cudnn.benchmark; --peer reads its times (or those of shared/peers) from a file of JSON lines instead; without PyTorch
 only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
+
+--random times that many random parameter sets instead, briefly, and with --neighbours each one's share of its limit
+beside the median of as many sets that differ in one parameter. It ends with what is slower than --limit or has less
+than half of its neighbours' share.
 """
-import argparse, importlib.util, json, math, pathlib, subprocess, sys
+import argparse, atexit, importlib.util, json, math, os, pathlib, statistics, subprocess, sys, tempfile
+
+from conv_sets import GPU, neighbours, random_sets, words
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPS = ("fwd", "dx", "dw")
 
 
-def graph_ms(torch, f):
-    """Milliseconds of a call of f: the median over replays of a graph that holds enough calls for a millisecond."""
+def graph_ms(torch, f, effort):
+    """Milliseconds of a call of f: the median over replays of a graph that holds enough calls for some milliseconds."""
+    milliseconds, most_runs = effort
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def timed(work):
@@ -30,12 +38,12 @@ def graph_ms(torch, f):
     for _ in range(2):
         f()
     first = timed(f)
-    calls = max(1, min(100, int(1 / first)))
+    calls = max(1, min(100, int(milliseconds / first)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             f()
-    runs = max(5, min(30, int(60 / (first * calls))))
+    runs = max(5, min(most_runs, int(60 / (first * calls))))
     times = sorted(timed(graph.replay) / calls for _ in range(runs + 2))
     return times[len(times) // 2]
 
@@ -44,7 +52,7 @@ def run(command):
     return subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def peer(shapes, modes):
+def peer(shapes, modes, effort):
     """Prints PyTorch's times as JSON lines; `shapes` are lines of cuda_conv_bench --list."""
     import torch
     torch.backends.cudnn.benchmark = True
@@ -54,22 +62,44 @@ def peer(shapes, modes):
             torch.backends.cudnn.allow_tf32 = mode.startswith("tf32")
             dtype = torch.bfloat16 if mode.startswith("bf16") else torch.float16 if mode.startswith("fp16") else torch.float32
             layout = torch.channels_last if mode.endswith("_cl") else torch.contiguous_format
-            x = torch.randn(*s["x"], device="cuda", dtype=dtype).contiguous(memory_format=layout)
-            weight = (torch.randn(*s["weight"], device="cuda", dtype=dtype) * 0.05).contiguous(memory_format=layout)
-            args = (None, s["stride"], s["padding"], s["dilation"], True, s["output_padding"], s["groups"])
-            gy = torch.randn_like(forward(x, weight, *args))
             r = {"shape": s["shape"], "mode": mode}
-            r["fwd_ms"] = graph_ms(torch, lambda: forward(x, weight, *args))
-            r["dx_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (True, False, False)))
-            r["dw_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (False, True, False)))
+            try:
+                x = torch.randn(*s["x"], device="cuda", dtype=dtype).contiguous(memory_format=layout)
+                weight = (torch.randn(*s["weight"], device="cuda", dtype=dtype) * 0.05).contiguous(memory_format=layout)
+                args = (None, s["stride"], s["padding"], s["dilation"], True, s["output_padding"], s["groups"])
+                gy = torch.randn_like(forward(x, weight, *args))
+                r["fwd_ms"] = graph_ms(torch, lambda: forward(x, weight, *args), effort)
+                r["dx_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (True, False, False)), effort)
+                r["dw_ms"] = graph_ms(torch, lambda: backward(gy, x, weight, *args, (False, True, False)), effort)
+            except RuntimeError as error:  # there are sets that cuDNN does not have, and memory ends
+                r["error"] = str(error)
             print(json.dumps(r), flush=True)
-            del x, weight, gy
+            x = weight = gy = None
             torch.cuda.empty_cache()
 
 
 def lines(text):
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}
+
+
+def written(sets):
+    """A temporary file of sets, for --sets."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sets", delete=False) as file:
+        file.writelines(f"{name} {words(case)}\n" for name, case in sets.items())
+    atexit.register(os.unlink, file.name)
+    return file.name
+
+
+def cliffs(ours, near):
+    """What has less than half of the share of the limit that is the median of its neighbours."""
+    shares = {}
+    for (name, mode), r in near.items():
+        for op in OPS:
+            shares.setdefault((name.split("/")[0], mode, op), []).append(r[op + "_share"])
+    return [f"{name} {mode} {op} {r[op + '_share'] / statistics.median(shares[name, mode, op]):.2f}"
+            for (name, mode), r in ours.items() for op in OPS
+            if (name, mode, op) in shares and r[op + "_share"] < 0.5 * statistics.median(shares[name, mode, op])]
 
 
 def mean(ratios):
@@ -85,6 +115,12 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--commit")
     parser.add_argument("--limit", type=float, default=0)
+    parser.add_argument("--random", type=int, default=0, help="so many random parameter sets instead")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="of the random sets")
+    parser.add_argument("--to", type=int, default=1 << 30)
+    parser.add_argument("--neighbours", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sets", help="a file of shapes instead, as cuda_conv_bench reads it")
     parser.add_argument("--only-peer", action="store_true", help="PyTorch's times as JSON lines")
     args = parser.parse_args()
     if not args.bench:
@@ -96,12 +132,23 @@ def main():
         args.bench = build / "bench/cuda_conv_bench"
     what = ["--modes", args.modes, "--shapes", args.shapes]
     if args.only_peer:
-        return peer(map(json.loads, run([args.bench, "--list", *what]).splitlines()), args.modes.split(","))
+        effort = (0.3, 9) if args.sets else (1, 30)  # as cuda_conv_bench's
+        what += ["--sets", args.sets] if args.sets else []
+        return peer(map(json.loads, run([args.bench, "--list", *what]).splitlines()), args.modes.split(","), effort)
+    peers = what
+    if args.random:
+        sets = dict(list(random_sets(args.random, args.seed, GPU).items())[args.first:args.to])
+        near = {f"{name}/{i}": n for name, case in sets.items()
+                for i, n in enumerate(neighbours(case, args.neighbours, args.seed, GPU))}
+        peers, what = what + ["--sets", written(sets)], what + ["--sets", written({**sets, **near})]
     ours, theirs = lines(run([args.bench, *what])), {}
     if args.peer:
         theirs = lines(pathlib.Path(args.peer).read_text())
     elif importlib.util.find_spec("torch"):  # in a process of its own: PyTorch keeps memory
-        theirs = lines(run([sys.executable, __file__, "--only-peer", "--bench", args.bench, *what]))
+        theirs = lines(run([sys.executable, __file__, "--only-peer", "--bench", args.bench, *peers]))
+    if args.random:
+        below = cliffs({k: r for k, r in ours.items() if k[0] in sets}, {k: r for k, r in ours.items() if k[0] in near})
+        ours = {k: r for k, r in ours.items() if k[0] in sets}
     ratios, slow = {}, []
     print(f"{'shape':10} {'mode':8}" + "".join(f"{op:>9} ms  PyTorch  ratio" for op in OPS))
     for (shape, mode), r in ours.items():
@@ -122,7 +169,10 @@ def main():
     for mode, by_op in means.items():
         print(f"geometric mean {mode:8}", "  ".join(f"{op} {v:.2f}" for op, v in by_op.items()))
     if slow:
-        print(f"below {args.limit}:", ", ".join(slow))
+        print(f"{len(slow)} below {args.limit}:", ", ".join(slow))
+    if args.random:
+        print(f"{len(below)} of {len(OPS) * len(ours)} with less than half of their neighbours' share:", ", ".join(below))
+        slow += below
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()

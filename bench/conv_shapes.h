@@ -1,12 +1,15 @@
 // The layers that PyTorch's ConvTranspose2d was timed with (bench/compare_gpu.py), for benchmarks and tests.
 #pragma once
 
+#include <istream>
+#include <string>
+
 #include <tapedeck/ops/conv_transpose2d.h>
 
 namespace tapedeck::bench {
 
 struct ConvShape {
-  const char* name;
+  std::string name;
   std::int64_t n, ci, h, w, co;
   Size2 kernel;
   ConvTranspose2dOptions options;
@@ -41,5 +44,14 @@ inline const ConvShape kConvShapes[] = {
     {"depthwise", 32, 256, 56, 56, 256, 4, {.stride = 2, .padding = 1, .groups = 256}},
     {"big", 32, 512, 64, 64, 256, 4, {.stride = 2, .padding = 1}},
 };
+
+/// Everything but the name: N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS.
+inline std::istream& operator>>(std::istream& in, ConvShape& c) {
+  ConvTranspose2dOptions& o = c.options;
+  in >> c.n >> c.ci >> c.h >> c.w >> c.co;
+  for (Size2* size : {&c.kernel, &o.stride, &o.padding, &o.output_padding, &o.dilation})
+    in >> size->h >> size->w;
+  return in >> o.groups;
+}
 
 }  // namespace tapedeck::bench

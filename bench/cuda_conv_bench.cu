@@ -1,17 +1,20 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
 //   cuda_conv_bench [--list] [--shapes a,b] [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
+//                   [--sets FILE]
 //
-// --list prints the shapes themselves instead, a line of JSON each; for that no GPU is needed.
-// A line of JSON for each shape and mode, with the names that PyTorch's measurements have: _cl is nhwc; fp32
-// is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels. The time is a
-// median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an
-// output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of its
-// limit that was reached.
+// --list prints the shapes themselves instead, a line of JSON each; for that no GPU is needed. --sets takes
+// shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
+// and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
+// _cl is nhwc; fp32 is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels.
+// The time is a median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that
+// reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the
+// share of its limit that was reached.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,8 +32,15 @@ using cu::check_cuda;
 
 const Device kCuda{DeviceType::cuda};
 
+/// How long to time: milliseconds of a graph, and replays.
+struct Effort {
+  double graph;
+  int least, most;
+};
+constexpr Effort kThorough{1, 5, 30}, kBrief{0.3, 5, 9};
+
 /// Milliseconds of one call of f, in the device's own time.
-double milliseconds(const std::function<void()>& f) {
+double milliseconds(const Effort& effort, const std::function<void()>& f) {
   const auto stream = static_cast<cudaStream_t>(Context::current(kCuda).stream());
   cudaEvent_t begin, end;
   check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
@@ -46,7 +56,7 @@ double milliseconds(const std::function<void()>& f) {
   };
   f();
   const double first = timed(f);
-  const int calls = std::clamp(static_cast<int>(1 / first), 1, 100);
+  const int calls = std::clamp(static_cast<int>(effort.graph / first), 1, 100);
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -54,7 +64,7 @@ double milliseconds(const std::function<void()>& f) {
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
   std::vector<double> times;
-  const int runs = std::clamp(static_cast<int>(100 / (first * calls)), 5, 30);
+  const int runs = std::clamp(static_cast<int>(100 / (first * calls)), effort.least, effort.most);
   for (int i = 0; i < runs + 2; ++i) {
     const double ms = timed([&] { check_cuda(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }) / calls;
     if (i >= 2) times.push_back(ms);
@@ -67,7 +77,7 @@ double milliseconds(const std::function<void()>& f) {
   return times[times.size() / 2];
 }
 
-void run(const ConvShape& c, const std::string& mode) {
+void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
   const bool nhwc = mode.ends_with("_cl");
   const DType dtype = mode.starts_with("bf16")   ? DType::bfloat16
                       : mode.starts_with("fp16") ? DType::float16
@@ -78,9 +88,10 @@ void run(const ConvShape& c, const std::string& mode) {
   const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(g.y_shape(), options);
   const Conv2dOptions plain{c.options.stride, c.options.padding, c.options.dilation, c.options.groups};
-  const double fwd = milliseconds([&] { (void)conv_transpose2d(x, w, {}, c.options); });
-  const double dx = milliseconds([&] { (void)conv2d(gy, w, {}, plain); });
-  const double dw = milliseconds([&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options); });
+  const double fwd = milliseconds(effort, [&] { (void)conv_transpose2d(x, w, {}, c.options); });
+  const double dx = milliseconds(effort, [&] { (void)conv2d(gy, w, {}, plain); });
+  const double dw =
+      milliseconds(effort, [&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options); });
   const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());
@@ -90,7 +101,7 @@ void run(const ConvShape& c, const std::string& mode) {
       "\"dw_ms\": %.4f, \"fwd_tflops\": %.1f, \"dx_tflops\": %.1f, \"dw_tflops\": %.1f, \"fwd_tbs\": %.2f, "
       "\"fwd_kernel\": \"%s\", \"dx_kernel\": \"%s\", \"dw_kernel\": \"%s\", \"fwd_share\": %.3f, "
       "\"dx_share\": %.3f, \"dw_share\": %.3f}\n",
-      c.name, mode.c_str(), gflop, bytes, fwd, dx, dw, gflop / fwd, gflop / dx, gflop / dw,
+      c.name.c_str(), mode.c_str(), gflop, bytes, fwd, dx, dw, gflop / fwd, gflop / dx, gflop / dw,
       bytes / fwd * 1e-9, e.forward.kernel.c_str(), e.input_gradient.kernel.c_str(),
       e.weight_gradient.kernel.c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
   std::fflush(stdout);
@@ -109,7 +120,7 @@ void list(const ConvShape& c) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string shapes, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
+  std::string shapes, sets, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
   bool only_list = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -117,12 +128,23 @@ int main(int argc, char** argv) {
     if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];
+    if (flag == "--sets") sets = argv[i + 1];
+  }
+  std::vector<ConvShape> all(std::begin(bench::kConvShapes), std::end(bench::kConvShapes));
+  if (!sets.empty()) {
+    all.clear();
+    std::ifstream file(sets);
+    for (ConvShape c; file >> c.name >> c;) all.push_back(c);
+    if (!file.eof()) {
+      std::fprintf(stderr, "cuda_conv_bench: %s: cannot read set %zu\n", sets.c_str(), all.size() + 1);
+      return 2;
+    }
   }
   const auto lists = [](const std::string& list, const std::string& name) {
     return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
   };
   manual_seed(1);
-  for (const ConvShape& c : bench::kConvShapes) {
+  for (const ConvShape& c : all) {
     if (!shapes.empty() && !lists(shapes, c.name)) continue;
     if (only_list) {
       list(c);
@@ -131,9 +153,10 @@ int main(int argc, char** argv) {
     for (const char* mode : {"fp32", "fp32_cl", "tf32", "tf32_cl", "bf16", "bf16_cl", "fp16", "fp16_cl"}) {
       if (!lists(modes, mode)) continue;
       try {
-        run(c, mode);
+        run(c, mode, sets.empty() ? kThorough : kBrief);
       } catch (const Error& error) {
-        std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"error\": \"%s\"}\n", c.name, mode, error.what());
+        std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"error\": \"%s\"}\n", c.name.c_str(), mode,
+                    error.what());
       }
     }
   }

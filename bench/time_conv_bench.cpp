@@ -20,6 +20,8 @@
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 
+#include "conv_shapes.h"
+
 namespace {
 
 using namespace tapedeck;
@@ -97,27 +99,20 @@ double copy_bandwidth() {
   return 2.0 * static_cast<double>(bytes) / seconds;
 }
 
-struct Case {
-  std::int64_t n, ci, h, w, co;
-  Size2 kernel;
-  ConvTranspose2dOptions options;
-  Layout layout;
+struct Case : bench::ConvShape {
+  Layout layout = Layout::nchw;
 };
 
 std::istream& operator>>(std::istream& in, Case& c) {
-  ConvTranspose2dOptions& o = c.options;
   std::string layout;
-  in >> c.n >> c.ci >> c.h >> c.w >> c.co >> c.kernel.h >> c.kernel.w >> o.stride.h >> o.stride.w >>
-      o.padding.h >> o.padding.w >> o.output_padding.h >> o.output_padding.w >> o.dilation.h >>
-      o.dilation.w >> o.groups >> layout;
+  in >> static_cast<bench::ConvShape&>(c) >> layout;
   c.layout = layout == "nhwc" ? Layout::nhwc : Layout::nchw;
   return in;
 }
 
 void time(const Case& c, const std::string& op, double seconds) {
   const TensorOptions images{.layout = c.layout};
-  const Variable x = randn({c.n, c.ci, c.h, c.w}, images);
-  const Variable w = randn({c.ci, c.co / c.options.groups, c.kernel.h, c.kernel.w}), b = randn({c.co});
+  const Variable x = randn(c.x(), images), w = randn(c.weight()), b = randn({c.co});
   const auto geometry = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(geometry.y_shape(), images);
   const Conv2dOptions plain{c.options.stride, c.options.padding, c.options.dilation, c.options.groups};
