@@ -102,8 +102,8 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
       "\"fwd_kernel\": \"%s\", \"dx_kernel\": \"%s\", \"dw_kernel\": \"%s\", \"fwd_share\": %.3f, "
       "\"dx_share\": %.3f, \"dw_share\": %.3f}\n",
       c.name.c_str(), mode.c_str(), gflop, bytes, fwd, dx, dw, gflop / fwd, gflop / dx, gflop / dw,
-      bytes / fwd * 1e-9, e.forward.kernel.c_str(), e.input_gradient.kernel.c_str(),
-      e.weight_gradient.kernel.c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
+      bytes / fwd * 1e-9, to_string(e.forward).c_str(), to_string(e.input_gradient).c_str(),
+      to_string(e.weight_gradient).c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
   std::fflush(stdout);
 }
 

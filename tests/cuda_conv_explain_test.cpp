@@ -3,43 +3,55 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/kernels.h>
+
+#include "../bench/conv_shapes.h"
 
 namespace tapedeck::test {
 namespace {
 
+using testing::HasSubstr;
+
+struct Layer {
+  Shape x, w;
+  ConvTranspose2dOptions options = {.stride = 2, .padding = 1};
+
+  ConvExplanation on(DType dtype, Layout layout, bool has_wgmma = true) const {
+    return cu::explain_on(conv_transpose2d_geometry(Tensor::empty(x), Tensor::empty(w), {}, options), dtype,
+                          layout, has_wgmma);
+  }
+};
+
+constexpr Layout nchw = Layout::nchw, nhwc = Layout::nhwc;
+
+std::string choices(const ConvExplanation& e) {
+  return concat(to_string(e.forward), ", ", to_string(e.input_gradient), ", ", to_string(e.weight_gradient));
+}
+
 TEST(CudaConvExplain, NamesWhatRuns) {
-  const auto explain = [](const Shape& x, const Shape& w, const ConvTranspose2dOptions& options, DType dtype,
-                          Layout layout, bool has_wgmma = true) {
-    const ConvExplanation e = cu::explain_on(
-        conv_transpose2d_geometry(Tensor::zeros(x), Tensor::zeros(w), {}, options), dtype, layout, has_wgmma);
+  const auto kernels = [](const Layer& layer, DType dtype, Layout layout, bool has_wgmma = true) {
+    const ConvExplanation e = layer.on(dtype, layout, has_wgmma);
     return concat(e.forward.kernel, ", ", e.input_gradient.kernel, ", ", e.weight_gradient.kernel);
   };
-  const Layout nchw = Layout::nchw, nhwc = Layout::nhwc;
-  const ConvTranspose2dOptions twice{.stride = 2, .padding = 1};
-  EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, twice, DType::float32, nchw), "wgmma, wgmma, wgmma");
-  EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, twice, DType::bfloat16, nhwc, false),
-            "tensor, tensor, tensor");
-  EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, twice, DType::float64, nchw), "simt, simt, simt");
-  EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, {.stride = 9}, DType::float32, nchw),
+  const Layer wide{{2, 256, 16, 16}, {256, 256, 4, 4}};
+  EXPECT_EQ(kernels(wide, DType::float32, nchw), "wgmma, wgmma, wgmma");
+  EXPECT_EQ(kernels(wide, DType::bfloat16, nhwc, false), "tensor, tensor, tensor");
+  EXPECT_EQ(kernels(wide, DType::float64, nchw), "simt, simt, simt");
+  EXPECT_EQ(kernels({wide.x, wide.w, {.stride = 9}}, DType::float32, nchw),
             "reference, reference, reference");
-  const ConvTranspose2dOptions each{.stride = 2, .padding = 1, .groups = 64};
-  EXPECT_EQ(explain({2, 64, 8, 8}, {64, 1, 4, 4}, each, DType::float16, nchw),
-            "depthwise, depthwise, depthwise");
-  EXPECT_EQ(explain({2, 64, 8, 8}, {64, 1, 4, 4}, each, DType::float32, nhwc),
-            "depthwise channels last, depthwise channels last, depthwise channels last");
-  EXPECT_EQ(explain({2, 64, 8, 8}, {64, 3, 4, 4}, twice, DType::float32, nchw),
-            "direct thin, direct thin, strip");
+  EXPECT_EQ(kernels({{2, 64, 8, 8}, {64, 3, 4, 4}}, DType::float32, nchw), "direct, direct, strip");
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::tensor);
-    EXPECT_EQ(explain({2, 256, 16, 16}, {256, 256, 4, 4}, twice, DType::float32, nchw),
-              "tensor, tensor, tensor");
+    EXPECT_EQ(choices(wide.on(DType::float32, nchw)), "tensor, tensor, tensor");
+    EXPECT_EQ(wide.on(DType::float32, nchw).forward.reason, "forced");
   }
 
-  ConvExplanation e =
-      cu::explain_on(conv_transpose2d_geometry(Tensor::zeros({1, 32, 64, 64}), Tensor::zeros({32, 16, 2, 2}),
-                                               {}, {.stride = 2}),
-                     DType::float32, nchw, true);
+  ConvExplanation e = Layer{{1, 32, 64, 64}, {32, 16, 2, 2}, {.stride = 2}}.on(DType::float32, nchw);
   EXPECT_EQ(to_string(e),
             "forward strip, input gradient strip, weight gradient strip; 4 phases, 0 empty; "
             "0.017 GFLOP, 1.6 MB, at least 0.000 ms");
@@ -47,7 +59,54 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   EXPECT_EQ(e.limit, e.bytes / 4.27e12);
   EXPECT_EQ(e.share(2 * e.limit), 0.5);
   e.workspace = 3e6;
-  EXPECT_THAT(to_string(e), testing::HasSubstr("1.6 MB, workspace 3.0 MB, at least"));
+  EXPECT_THAT(to_string(e), HasSubstr("1.6 MB, workspace 3.0 MB, at least"));
+}
+
+std::string choices_of(const char* shape, DType dtype, Layout layout, bool has_wgmma = true) {
+  const auto c = std::ranges::find(bench::kConvShapes, std::string_view(shape),
+                                   [](const bench::ConvShape& s) -> std::string_view { return s.name; });
+  return choices(Layer{c->x(), c->weight(), c->options}.on(dtype, layout, has_wgmma));
+}
+
+// The forms of a kernel that layers of the benchmark take: the functions that tell them are those that
+// launchers ask.
+TEST(CudaConvExplain, NamesVariants) {
+  constexpr DType float32 = DType::float32, bfloat16 = DType::bfloat16;
+  const auto three = [](const std::string& choice) { return concat(choice, ", ", choice, ", ", choice); };
+
+  const std::string boxes = "wgmma (boxes of pixels)", halves = "wgmma (boxes of scaled halves)",
+                    two_halves = "wgmma (boxes of scaled halves in two parts)",
+                    windows = "wgmma (windows gathered for each tap)";
+  EXPECT_EQ(choices_of("kb57", float32, nchw), three(two_halves));
+  EXPECT_EQ(choices_of("kb57", bfloat16, nchw), three(boxes));
+  EXPECT_EQ(choices_of("dcgan1", float32, nchw), three(windows));
+  EXPECT_EQ(choices_of("dcgan4", bfloat16, nchw),
+            concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
+  {
+    const ConvAlgorithmScope scope(ConvAlgorithm::wgmma);
+    EXPECT_EQ(choices_of("kb81", float32, nchw), three(windows));
+  }
+  set_float32_precision(Precision::high);
+  EXPECT_EQ(choices_of("kb57", float32, nchw), three(halves));
+  {
+    const ConvAlgorithmScope scope(ConvAlgorithm::boxes);
+    EXPECT_EQ(choices_of("kb57", float32, nchw), concat(boxes, ", ", boxes, ", ", halves));
+  }
+  set_float32_precision(Precision::highest);
+
+  EXPECT_EQ(
+      choices_of("depthwise", float32, nchw),
+      "depthwise (planes in shared memory), depthwise (rows in registers), depthwise (rows in registers)");
+  EXPECT_EQ(choices_of("depthwise", bfloat16, nchw), three("depthwise (rows in registers)"));
+  EXPECT_EQ(choices_of("depthwise", DType::float64, nchw), three("depthwise (planes in shared memory)"));
+  EXPECT_EQ(choices_of("depthwise", bfloat16, nhwc), three("depthwise (rows through a ring)"));
+  EXPECT_EQ(choices_of("depthwise", bfloat16, nhwc, false), three("depthwise (channels last)"));
+
+  EXPECT_EQ(choices_of("dcgan5", float32, nchw), "direct (thin), direct (thin), strip");
+  EXPECT_EQ(choices_of("kb75", bfloat16, nchw), "strip, strip, strip (rows of y read once)");
+  EXPECT_EQ(choices_of("kb75", bfloat16, nhwc),
+            "strip (channels last), strip (channels last), strip (rows of y read once)");
+  EXPECT_EQ(choices_of("kb75", bfloat16, nhwc, false), three("tensor"));
 }
 
 }  // namespace

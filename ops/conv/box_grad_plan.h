@@ -213,4 +213,12 @@ struct BoxGradPlan {
   static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 };
 
+inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
+
+/// The plan of a layer, of operands in so many parts; without tiles where it has few channels, too.
+inline BoxGradPlan box_grad_plan(const ConvTranspose2dGeometry& g, int operand_parts) {
+  if (g.group_ci() < 16 || g.group_co() < 16) return {};
+  return BoxGradPlan(g, kMostGradBytes, operand_parts);
+}
+
 }  // namespace tapedeck::conv_gemm

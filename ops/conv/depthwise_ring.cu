@@ -396,12 +396,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
 
 /// Calls f with K, S and P of a geometry and a type, if there are kernels for them.
 template <class F>
-bool visit(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, F f) {
-  const auto aligned = [](const Tensor& t) {
-    return t.layout() == Layout::nhwc && reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0 &&
-           t.size(1) * static_cast<std::int64_t>(size_of(t.dtype())) % 16 == 0;
-  };
-  if (g.group_ci() != 1 || g.group_co() != 1 || !aligned(x) || !aligned(y)) return false;
+bool visit(const ConvTranspose2dGeometry& g, DType dtype, F f) {
+  if (g.group_ci() != 1 || g.group_co() != 1 || g.co * static_cast<std::int64_t>(size_of(dtype)) % 16 != 0)
+    return false;
   const auto is = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
     for (const ConvAxis* a : {&g.h, &g.w}) {
       if (a->kernel != kernel || a->stride != stride || a->padding != padding || a->dilation != 1)
@@ -415,10 +412,14 @@ bool visit(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, F
     if (is(3, 2, 1)) return f.template operator()<T, 3, 2, 1>(), true;
     return false;
   };
-  if (x.dtype() == DType::float32) return sized.template operator()<float>();
-  if (x.dtype() == DType::bfloat16) return sized.template operator()<bfloat16>();
-  if (x.dtype() == DType::float16) return sized.template operator()<float16>();
+  if (dtype == DType::float32) return sized.template operator()<float>();
+  if (dtype == DType::bfloat16) return sized.template operator()<bfloat16>();
+  if (dtype == DType::float16) return sized.template operator()<float16>();
   return false;
+}
+
+bool is_aligned(const Tensor& t) {
+  return t.layout() == Layout::nhwc && reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0;
 }
 
 /// `rows` and `columns` of steps.
@@ -469,11 +470,15 @@ void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, 
 
 }  // namespace
 
+bool depthwise_ring_fits(const ConvTranspose2dGeometry& g, DType dtype) {
+  return visit(g, dtype, [&]<class T, int K, int S, int P>() {});
+}
+
 bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                     const Tensor& bias, const Tensor& to) {
-  if (!has_room(to.device())) return false;
   const Tensor &x = transposed ? from : to, &y = transposed ? to : from;
-  return visit(g, x, y, [&]<class T, int K, int S, int P>() {
+  if (!has_room(to.device()) || !is_aligned(x) || !is_aligned(y)) return false;
+  return visit(g, to.dtype(), [&]<class T, int K, int S, int P>() {
     const auto run = [&]<class Rows, bool kBackward>(std::int64_t rows, std::int64_t columns) {
       Arguments a = arguments_of<T, Rows>(g, x, y, rows, columns);
       a.w = w.raw();
@@ -492,8 +497,8 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w) {
-  if (!has_room(w.device())) return false;
-  return visit(g, x, y, [&]<class T, int K, int S, int P>() {
+  if (!has_room(w.device()) || !is_aligned(x) || !is_aligned(y)) return false;
+  return visit(g, w.dtype(), [&]<class T, int K, int S, int P>() {
     using Rows = Gradient<K, S, P>;
     Arguments a = arguments_of<T, Rows>(g, x, y, g.h.in, g.w.in);
     a.splits = static_cast<int>(std::min<std::int64_t>(a.items, std::max(1, 264 / a.blocks)));

@@ -7,6 +7,9 @@
 
 namespace tapedeck::cu {
 
+/// Whether the next one computes tensors of a type that start at multiples of 16 bytes; where not
+/// `transposed`, also whether the one after it does.
+bool depthwise_rows_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype);
 /// Computes what depthwise() does, where it can: the result is whether it did.
 bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                     const Tensor& bias, const Tensor& to);
@@ -14,7 +17,9 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
 
-/// The same for depthwise_channels_last() and depthwise_channels_last_weight_grad().
+/// The same for depthwise_channels_last() and depthwise_channels_last_weight_grad(), on GPUs that have
+/// Hopper's shared memory.
+bool depthwise_ring_fits(const ConvTranspose2dGeometry& g, DType dtype);
 bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                     const Tensor& bias, const Tensor& to);
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

@@ -253,14 +253,18 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
 
 }  // namespace cpu
 
+std::string to_string(const ConvChoice& c) {
+  return c.variant.empty() ? c.kernel : concat(c.kernel, " (", c.variant, ")");
+}
+
 std::string to_string(const ConvExplanation& e) {
   char numbers[160], workspace[60] = "";
   if (e.workspace > 0) std::snprintf(workspace, sizeof workspace, "workspace %.1f MB, ", e.workspace * 1e-6);
   std::snprintf(numbers, sizeof numbers, "%.3f GFLOP, %.1f MB, %sat least %.3f ms", e.flops * 1e-9,
                 e.bytes * 1e-6, workspace, e.limit * 1e3);
-  return concat("forward ", e.forward.kernel, ", input gradient ", e.input_gradient.kernel,
-                ", weight gradient ", e.weight_gradient.kernel, "; ", e.phases, " phases, ", e.empty_phases,
-                " empty; ", numbers);
+  return concat("forward ", to_string(e.forward), ", input gradient ", to_string(e.input_gradient),
+                ", weight gradient ", to_string(e.weight_gradient), "; ", e.phases, " phases, ",
+                e.empty_phases, " empty; ", numbers);
 }
 
 ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
@@ -270,10 +274,12 @@ ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype, Layout la
 ConvExplanation cpu::explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device) {
   const auto choice = [&](ConvPath path) -> ConvChoice {
     const bool is_forced = conv_algorithm() != ConvAlgorithm::automatic;
-    return {name_of(path), path == ConvPath::matrix      ? "x is one pixel, and y of the kernel's size"
-                           : path == ConvPath::reference ? "forced"
-                           : is_forced ? "forced, or the least estimated time of what is left"
-                                       : "least estimated time"};
+    return {name_of(path),
+            path == ConvPath::matrix      ? "x is one pixel, and y of the kernel's size"
+            : path == ConvPath::reference ? "forced"
+            : is_forced                   ? "forced, or the least estimated time of what is left"
+                                          : "least estimated time",
+            ""};
   };
   ConvExplanation e{choice(choose(g, Direction::transposed, dtype, layout)),
                     choice(choose(g, Direction::plain, dtype, layout)),

@@ -4,10 +4,12 @@
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/wgmma_choice.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/conv/depthwise.cuh>
+#include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -120,13 +122,63 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   f.template operator()<Tf32x3>();
 }
 
-/// A choice in words, with the variant that such tensors take.
-ConvChoice described(const Choice& c, Layout layout, bool thin) {
-  const char* variant = c.algorithm == ConvAlgorithm::depthwise && layout == Layout::nhwc ? " channels last"
-                        : c.algorithm == ConvAlgorithm::direct && thin                    ? " thin"
-                                                                                          : "";
-  return {to_string(c.algorithm) + variant, c.reason};
-}
+/// Variants in words, for tensors that start where tensors of their own do.
+struct Variants {
+  const ConvTranspose2dGeometry& g;
+  DType dtype;
+  Layout layout;
+  bool has_wgmma;
+
+  ConvChoice of_map(const Choice& c, bool transposed) const {
+    std::string variant;
+    if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
+    if (c.algorithm == ConvAlgorithm::direct && thin_fits(g, dtype, layout, layout)) variant = "thin";
+    if (c.algorithm == ConvAlgorithm::strip && last()) variant = "channels last";
+    if (c.algorithm == ConvAlgorithm::wgmma) {
+      using namespace conv_gemm;
+      const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, true);
+      const MapWay way = map_way(g, transposed, layout, results, factors());
+      variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
+      if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
+        variant += ", both phases of columns in a tile";
+    }
+    return {to_string(c.algorithm), c.reason, variant};
+  }
+
+  ConvChoice of_weight_grad(const Choice& c) const {
+    std::string variant;
+    if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(false);
+    if (c.algorithm == ConvAlgorithm::direct && thin_weight_grad_fits(g, dtype, layout, layout))
+      variant = "thin";
+    if (c.algorithm == ConvAlgorithm::strip && strip_weight_grad_rows_fits(g, dtype, layout)) {
+      variant = "rows of y read once";
+    }
+    if (c.algorithm == ConvAlgorithm::wgmma) {
+      using namespace conv_gemm;
+      const Factors f = factors();
+      const int parts = f.are_float() ? f.halves() : 1;
+      const bool boxes = weight_grad_over_boxes(g, f) && box_grad_plan(g, parts).exists();
+      variant = products(boxes, boxes && f.are_float());
+    }
+    return {to_string(c.algorithm), c.reason, variant};
+  }
+
+ private:
+  bool last() const { return layout == Layout::nhwc; }
+  conv_gemm::Factors factors() const {
+    const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
+    return {static_cast<int>(size_of(dtype)), accurate ? 3 : 1};
+  }
+  const char* depthwise(bool transposed) const {
+    if (last()) return has_wgmma && depthwise_ring_fits(g, dtype) ? "rows through a ring" : "channels last";
+    return depthwise_rows_fits(g, transposed, dtype) ? "rows in registers" : "planes in shared memory";
+  }
+  const char* products(bool boxes, bool halves) const {
+    if (!boxes) return "windows gathered for each tap";
+    if (!halves) return "boxes of pixels";
+    return factors().halves() == 1 ? "boxes of scaled halves" : "boxes of scaled halves in two parts";
+  }
+};
 
 }  // namespace
 
@@ -209,9 +261,13 @@ ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout
                input_gradient = choose_map(g, false, dtype, layout, layout, has_wgmma),
                weight_gradient = choose_weight_grad(g, dtype, layout, layout, has_wgmma);
   ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
-  e.forward = described(forward, layout, thin_fits(g, dtype, layout, layout));
-  e.input_gradient = described(input_gradient, layout, thin_fits(g, dtype, layout, layout));
-  e.weight_gradient = described(weight_gradient, layout, thin_weight_grad_fits(g, dtype, layout, layout));
+  const Variants variants{g, dtype, layout, has_wgmma};
+  e.forward = variants.of_map(forward, true);
+  {
+    const OperandCopies both(true);  // which decides how the gradients are computed
+    e.input_gradient = variants.of_map(input_gradient, false);
+    e.weight_gradient = variants.of_weight_grad(weight_gradient);
+  }
   // At most: wgmma kernels copy nchw tensors with channels last, and pack the weight; float32 tensors become
   // halves, one or two an element, in either layout. Weight gradients copy both images.
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;

@@ -10,11 +10,15 @@ namespace tapedeck {
 
 /// Which kernel (ops/conv/kernels.h) computes one of the three maps, and why that one.
 struct ConvChoice {
-  std::string kernel;  ///< "wide"; where they differ with the variant: "direct thin"
-  std::string reason;  ///< "forced", "least estimated time"
+  std::string kernel;   ///< "wide", "wgmma"
+  std::string reason;   ///< "forced", "least estimated time"
+  std::string variant;  ///< where a kernel has several: "boxes of scaled halves, both column phases at once"
 };
 
-/// conv_transpose2d and its gradients on a device.
+/// "wgmma (boxes of pixels)"
+std::string to_string(const ConvChoice& c);
+
+/// conv_transpose2d and its gradients, both of which are wanted, on a device.
 struct ConvExplanation {
   ConvChoice forward, input_gradient, weight_gradient;
   std::int64_t phases = 0;        ///< that have outputs
@@ -35,7 +39,7 @@ struct ConvExplanation {
 };
 
 /// "forward wide, input gradient wide, weight gradient wide; 4 phases, 0 empty; 0.110 GFLOP, 4.9 MB, at least
-/// 0.478 ms"; with "workspace 537.0 MB" where there is one.
+/// 0.478 ms"; with variants, and "workspace 537.0 MB", where there are any.
 std::string to_string(const ConvExplanation& e);
 
 /// For tensors of this geometry on a device, whose x and y have the given dtype and layout, and start where

@@ -305,13 +305,12 @@ void launch_box_weight_grad(const BoxGradArguments& call, int splits, Device dev
 template <class Math>
 bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   using T = typename Math::Element;
-  constexpr int kMostBytes = 225 * 1024, kParts = Math::kOperandParts;
-  if (g.group_ci() < 16 || g.group_co() < 16) return false;
+  constexpr int kParts = Math::kOperandParts;
   BoxGradArguments call{};
-  call.plan = BoxGradPlan(g, kMostBytes, kParts);
+  call.plan = box_grad_plan(g, kParts);
   const BoxGradPlan& p = call.plan;
   if (!p.exists()) return false;
-  call.stages = std::min(4, kMostBytes / p.stage_bytes());
+  call.stages = std::min(4, kMostGradBytes / p.stage_bytes());
 
   const DeviceScope scope(w.device());
   const BoxPlan& planes = p.planes;

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 
+#include <tapedeck/ops/conv/windows_choice.h>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
@@ -318,28 +319,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// How often chunks are split: as far as there are multiprocessors without work, at least eight chunks each.
-/// Of an H100's 132: the result does not depend on the device.
-inline int map_splits(const Plan& p, std::int64_t tiles) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, tiles), 1, std::max(1, p.most_chunks() / 8)));
-}
-
-/// An estimate of the time in clocks with tiles of bm x bn on 132 multiprocessors: of a chunk, its products
-/// on tensor cores or the copies of its operands, and what it costs besides; then results are written.
-inline double wgmma_map_clocks(const Plan& p, int bm, int bn, int parts) {
-  const std::int64_t tiles =
-      ceil_div(p.most_rows(), bm) * p.phases() * ceil_div(p.to_channels, bn) * p.groups;
-  const double chunk =
-      std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunkBytes / 24.0) + 100;
-  const int splits = map_splits(p, tiles);
-  const double tile = chunk * p.chunks / p.phases() / splits + 800 + bm * bn / 6.0;
-  const double packed =
-      static_cast<double>(p.groups) * p.chunks * ceil_div(p.to_channels, bn) * bn * kChunkBytes;
-  return static_cast<double>(ceil_div(tiles * splits, 132)) * tile + (splits > 1 ? 20000 : 0) + 4000 +
-         packed / 280;
-}
-
 template <class Tile>
 void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to) {
   using K = WgmmaMap<Tile>;
@@ -377,35 +356,10 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
   }
 }
 
-/// wgmma_map() by windows, and how long it takes about.
+/// wgmma_map() by windows.
 template <class Math>
-struct WindowsChoice {
-  double clocks = 0;
-  void (*launch)(WgmmaMapArguments&, const Tensor&, const Tensor&) = nullptr;
-
-  explicit WindowsChoice(const Plan& p) {
-    const auto offer = [&]<int kM, int kN>() {
-      const double estimate = wgmma_map_clocks(p, 128 * kM, kN, Math::kParts);
-      if (launch != nullptr && estimate >= clocks) return;
-      clocks = estimate;
-      launch =
-          launch_wgmma_map<WarpgroupTile<Math, kM, kN, Math::kParts == 3 ? 1 : 0, 128 * kM * kChunkBytes>>;
-    };
-    offer.template operator()<1, 128>();
-    offer.template operator()<1, 64>();
-    offer.template operator()<1, 32>();
-    if constexpr (Math::kParts == 1) {
-      offer.template operator()<2, 128>();
-      offer.template operator()<2, 64>();
-      offer.template operator()<2, 32>();
-    }
-  }
-};
-
-template <class Math>
-void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& plan,
-                 const WindowsChoice<Math>& choice, const Tensor& from, const Tensor& w, const Tensor& bias,
-                 const Tensor& to) {
+void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& plan, const WindowsTile& tile,
+                 const Tensor& from, const Tensor& w, const Tensor& bias, const Tensor& to) {
   using T = typename Math::Element;
   const DeviceScope scope(to.device());
   const ChannelsLast images(from, static_cast<int>(g.groups), transposed ? nullptr : &g.h);
@@ -422,7 +376,18 @@ void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& 
                reinterpret_cast<std::uintptr_t>(to.raw()) % (2 * sizeof(T)) == 0;
   for (int i = 0; i < p.h.count; ++i) call.h_count[i] = Divider(p.h.phase[i].count);
   for (int j = 0; j < p.w.count; ++j) call.w_count[j] = Divider(p.w.phase[j].count);
-  choice.launch(call, w, to);
+  const auto offer = [&]<int kM, int kN>() {
+    using Tile = WarpgroupTile<Math, kM, kN, Math::kParts == 3 ? 1 : 0, 128 * kM * kChunkBytes>;
+    if (tile.m == kM && tile.n == kN) launch_wgmma_map<Tile>(call, w, to);
+  };
+  offer.template operator()<1, 128>();
+  offer.template operator()<1, 64>();
+  offer.template operator()<1, 32>();
+  if constexpr (Math::kParts == 1) {
+    offer.template operator()<2, 128>();
+    offer.template operator()<2, 64>();
+    offer.template operator()<2, 32>();
+  }
 }
 
 }  // namespace tapedeck::cu::conv_gemm

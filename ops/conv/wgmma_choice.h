@@ -1,0 +1,105 @@
+// How the family is computed with Hopper's instructions: over boxes of pixels (wgmma_box.cuh,
+// wgmma_box_weight_grad.cuh), of the tensors' own type, or for float32 of scaled halves (scaled_half.cuh); or
+// with operands gathered for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh), where images are so small that
+// boxes are mostly padding, or there is little work. Host arithmetic: wgmma_choice.cuh does what is chosen
+// here, explain() says it.
+#pragma once
+
+#include <algorithm>
+
+#include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/box_grad_plan.h>
+#include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/operand_copies.h>
+#include <tapedeck/ops/conv/windows_choice.h>
+
+namespace tapedeck::conv_gemm {
+
+/// What is multiplied: elements of so many bytes; float32 as it is, one TF32 number, or in three products of
+/// such parts at its own accuracy.
+struct Factors {
+  int element_bytes = 4, parts = 1;
+
+  bool are_float() const { return element_bytes == 4; }
+  /// Of the scaled halves that are as accurate.
+  int halves() const { return parts == 3 ? 2 : 1; }
+};
+
+/// Whether the strides of images of halves are 32-bit numbers.
+inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
+  const auto row = [&](std::int64_t columns, std::int64_t channels) {
+    return columns * g.groups * (channels + 8) * parts;
+  };
+  return std::max(row(g.w.in, g.group_ci()), row(g.w.out, g.group_co())) < std::int64_t{1} << 31;
+}
+
+/// About how many clocks it takes to make halves of `images` elements, beyond what is copied with any kernel:
+/// they are read once more, and where these copy nothing, twice, and written. Halves that the weight's
+/// gradient needs anyway save that copy.
+inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool for_weight_grad) {
+  constexpr double kBytes = 1700;  // a clock
+  const double copied = layout == Layout::nchw ? 8 : 0, count = static_cast<double>(images);
+  if (for_weight_grad) return -count * copied / kBytes;
+  return count * (2 * parts + (copied > 0 ? 0 : 8)) / kBytes + 8000;
+}
+
+/// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
+/// they are faster but for little work a call or a byte, and images of less than 6x6, or 4x4 where halves of
+/// one part are there already.
+inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f) {
+  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
+  const std::int64_t least = f.are_float() && f.parts == 1 && OperandCopies::serve_both() ? 16 : 36;
+  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= least;
+  const bool forced = conv_algorithm() == (f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
+  return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
+}
+
+/// How results of an image `width` wide are written, into a tensor that starts at a whole pair or not.
+inline BoxResults box_results(Layout layout, std::int64_t width, bool at_pair) {
+  if (layout != Layout::nchw) return BoxResults::channels;
+  return width % 2 == 0 && at_pair ? BoxResults::pairs : BoxResults::rows;
+}
+
+enum class MapKind { windows, boxes, halves };
+
+/// How a map of the family is computed.
+struct MapWay {
+  MapKind kind = MapKind::windows;
+  BoxWay boxes;  // of the tensors' own type, or halves
+  Plan plan;     // of windows
+  WindowsTile windows;
+};
+
+/// The way of least clocks to images of `results` from those of a layout, or the one that is forced.
+inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
+                      const Factors& f) {
+  const ConvAlgorithm forced = conv_algorithm();
+  MapWay way;
+  way.plan = Plan(g, transposed, f.element_bytes);
+  way.windows = windows_tile(way.plan, f.parts);
+  const bool gaps = results != BoxResults::channels && transposed && g.w.stride > 1;
+  const double of_windows =
+      way.windows.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
+  double clocks = of_windows;  // the least so far
+  BoxWay boxes;
+  if (f.parts == 1) {
+    boxes = best_box_way(g, transposed, f.element_bytes, 1, results);
+    if (boxes.choice.places > 0) clocks = std::min(clocks, boxes.choice.clocks);
+  }
+  if (f.are_float()) {
+    const BoxWay halves = best_box_way(g, transposed, 2, f.halves(), results);
+    const bool shared = OperandCopies::serve_both() && weight_grad_over_boxes(g, f);
+    const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
+    const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
+    const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
+    if (halves.choice.places > 0 && halves_fit(g, f.halves()) && (best || forced == ConvAlgorithm::halves)) {
+      way.kind = MapKind::halves, way.boxes = halves;
+      return way;
+    }
+  }
+  if (boxes.choice.places > 0 && (boxes.choice.clocks < of_windows || forced == ConvAlgorithm::boxes))
+    way.kind = MapKind::boxes, way.boxes = boxes;
+  return way;
+}
+
+}  // namespace tapedeck::conv_gemm
