@@ -1,5 +1,6 @@
 #include <tapedeck/autograd/gradcheck.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -61,7 +62,7 @@ class Checker {
     for (std::size_t c = 0; c < checked_.size(); ++c) {
       check(same_bits(analytic_[c], again[c]), name_, ": two runs of the gradient for input ", checked_[c],
             " differ");
-      compare(checked_[c], "analytic", analytic_[c], "numeric", numeric(checked_[c]));
+      compare(checked_[c], "analytic", analytic_[c], "numeric", numeric(c));
     }
   }
 
@@ -102,16 +103,27 @@ class Checker {
     return values_of(tape.gradient(y, {inputs_[k]}, {.gradient = cotangent_})[0]);
   }
 
-  Values numeric(std::size_t k) {
+  /// The elements of an input of so many that are moved.
+  std::vector<std::int64_t> moved_elements(std::int64_t count) {
+    Generator generator(options_.seed + 2);
+    const std::int64_t some = options_.elements > 0 ? std::min(options_.elements, count) : count;
+    return randperm(count, generator).slice(0, some).to_vector<std::int64_t>();
+  }
+
+  /// The slopes of moved elements among the gradient of the others.
+  Values numeric(std::size_t c) {
+    const std::size_t k = checked_[c];
     const Tensor& x = inputs_[k].tensor();
     const Tensor original = x.clone();
     struct Restore {
       const Tensor &x, &original;
       ~Restore() { x.copy_(original); }
     } const restore{x, original};
-    Values moved = values_of(inputs_[k]), slopes;
+    Values moved = values_of(inputs_[k]), slopes = analytic_[c];
     const Values v = values_of(cotangent_);
-    for (double& element : moved) {
+    for (const std::int64_t number : moved_elements(x.count())) {
+      const auto place = static_cast<std::size_t>(number);
+      double& element = moved[place];
       const double middle = element;
       const auto at = [&](double value) {
         element = value;
@@ -121,7 +133,7 @@ class Checker {
       const Values above = at(middle + options_.step), below = at(middle - options_.step);
       double difference = 0;
       for (std::size_t i = 0; i < v.size(); ++i) difference += v[i] * (above[i] - below[i]);
-      slopes.push_back(difference / ((middle + options_.step) - (middle - options_.step)));
+      slopes[place] = difference / ((middle + options_.step) - (middle - options_.step));
       element = middle;
     }
     return slopes;

@@ -13,6 +13,7 @@ struct GradcheckOptions {
   double rtol = 1e-5;           ///< allowed: |analytic - numeric| <= atol + rtol * |numeric|
   double atol = 1e-6;           ///< absolute part of it
   std::uint64_t seed = 0x9c0d;  ///< of the random cotangent
+  std::int64_t elements = 0;    ///< of each input only so many, at random, are moved; 0: all of them
 };
 
 /// Checks the gradient of <f(inputs), v>, v a random cotangent, for every element of every input that

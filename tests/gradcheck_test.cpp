@@ -62,6 +62,43 @@ TEST(Gradcheck, AcceptsRightGradients) {
   gradgradcheck(faulty(Mistake::none), {leaf({2, 3}), leaf({2, 3})});
 }
 
+TEST(Gradcheck, MovesAsManyElementsAsWanted) {
+  int calls = 0;
+  const auto counted = [&](const Function& f) -> Function {
+    return [&calls, f](const Variables& x) { return ++calls, f(x); };
+  };
+  const auto calls_of = [&](std::int64_t elements) {
+    calls = 0;
+    gradcheck(counted(faulty(Mistake::none)), {leaf({2, 3}), leaf({2, 3})}, {.elements = elements});
+    return calls;
+  };
+  const int none_moved = calls_of(0) - 2 * 6 * 2;  // inputs, elements, sides
+  EXPECT_EQ(calls_of(1), none_moved + 2 * 1 * 2);
+  EXPECT_EQ(calls_of(4), none_moved + 2 * 4 * 2);
+  EXPECT_EQ(calls_of(100), none_moved + 2 * 6 * 2);
+  EXPECT_THAT(error_of([] {
+                gradcheck(faulty(Mistake::factor), {leaf({2, 3}), leaf({2, 3})}, {.elements = 1});
+              }),
+              HasSubstr("the gradient for input 0 [2,3]"));
+  // Whether the one that is wrong is among two of six depends on the seed.
+  int found = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    found += error_of([&] {
+               gradcheck(faulty(Mistake::one_element), {leaf({2, 3}), leaf({2, 3})},
+                         {.seed = seed, .elements = 2});
+             }) == "no error"
+                 ? 0
+                 : 1;
+  }
+  EXPECT_GT(found, 5);
+  EXPECT_LT(found, 40);
+  gradgradcheck(faulty(Mistake::none), {leaf({2, 3}), leaf({2, 3})}, {.elements = 2});
+  EXPECT_THAT(error_of([] {
+                gradgradcheck(faulty(Mistake::constant), {leaf({2, 3}), leaf({2, 3})}, {.elements = 2});
+              }),
+              HasSubstr("gradgradcheck"));
+}
+
 TEST(Gradcheck, LeavesConstantsInputsAndGradientsAlone) {
   const Variable x = leaf({3}), c = randn({3}, {.dtype = DType::float64});
   const auto before = x.tensor().to_vector<double>();
