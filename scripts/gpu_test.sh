@@ -2,35 +2,45 @@
 # Builds Tapedeck with CUDA, runs all tests that use a GPU, then each of them under NVIDIA's compute-sanitizer.
 # Fails where there is no GPU.
 #   --binaries DIR   runs tests, and in TAPEDECK_EXAMPLES or there the examples, that were built already
-#   --tools LIST     the sanitizer's tools, separated by commas; "none" for no sanitizer
-#                    (racecheck,initcheck,memcheck,synccheck, the slowest first)
-#   --filter REGEX   only tests whose name matches, as Suite.Test
-#   --jobs N         sanitizers at once (half of the cores)
-#   --limit SECONDS  of one test under a sanitizer (300)
+#   --tests REGEX    only test programs whose name matches; "none" for none
+#   --tools LIST     the sanitizer's tools, separated by commas, in this order; "none" for no sanitizer
+#                    (memcheck,racecheck,initcheck,synccheck)
+#   --filter REGEX   of the sanitizer's runs only those whose line matches: "racecheck cuda_conv CudaConv.sweeps
+#                    wgmma ..."
+#   --jobs N         processes at once (as many as cores)
+#   --limit SECONDS  of one run under a sanitizer (120)
+#   --budget SECONDS of all of them: none begins later, none goes on (3600)
+#   --done FILE      leaves out runs that this sanitizers.txt of an earlier call says were clean
 #   --logs DIR       where all output goes (build/gpu_test)
-# shellcheck disable=SC2317  # check is called by name
+# shellcheck disable=SC2317  # functions are called by name
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-words=(cuda_conv captured_step cuda_training cuda_core cuda_memory cuda_streams cuda_profiler cuda_ops cuda_reductions
+# The first two ask for all the GPU's memory and count it: nothing runs beside them.
+words=(cuda_core cuda_memory cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops cuda_reductions
   cuda_gradcheck cuda_conv_explain cuda_largest cuda_large parity parity_traces device_loader large_tensor
   train_decoder_cuda examples)
-binaries='' tools=racecheck,initcheck,memcheck,synccheck filter=. jobs=$((($(nproc) + 1) / 2)) limit=300
+binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=120 budget=3600 known=''
 logs=build/gpu_test
 # docs/sanitizers.md says what a sanitizer's runs leave out, and why.
-algorithms=(reference depthwise direct strip simt tensor wgmma boxes halves automatic)
-by_algorithm='CudaConv[.](Transposed|Plain|RealNumbers)'
+algorithms='wgmma automatic boxes halves strip tensor simt direct reference depthwise'
 long='EagerStepsToTheBit|ManyImages|TheSameBitsAgain|NothingUnwritten|QueuedWorkSeesItsOwnBatch|HundredReruns|Gradcheck'
-long+='|BehindEvents|TrainDecoder|Examples|CudaLarge|Traces|Nanoseconds|Explain|CudaProfiler'
-not_seen='^initcheck .*CudaReductions[.]MatrixProducts'
+long+='|BehindEvents|TrainDecoder|Examples|CudaLarge[.]|Traces|Nanoseconds|Explain|CudaProfiler|StepsTakeNoMemory'
+long+='|ADecoderTrains|ATensorThatIsDropped'
+not_seen='^initcheck .* CudaReductions[.]MatrixProducts '
+# Runs of their own; the other tests of a suite are one run.
+alone='CudaReductions|CudaOps|CudaTraining|CudaLargest|Boxes|Thin|MuchWork|HalfTypes|ReadsSeeds|SettingsAreReadAnew|TakesNoMemory'
 
 while [ $# -gt 0 ]; do
   case "$1" in
     --binaries) binaries=$2 ;;
+    --tests) tests=$2 ;;
     --tools) tools=$2 ;;
     --filter) filter=$2 ;;
     --jobs) jobs=$2 ;;
     --limit) limit=$2 ;;
+    --budget) budget=$2 ;;
+    --done) known=$2 ;;
     --logs) logs=$2 ;;
     -h | --help) sed -n '2,/^set/{/^# shellcheck/d;/^set/!s/^# \{0,1\}//p}' "$0"; exit ;;
     *) echo "gpu_test.sh: unknown argument $1 (see --help)" >&2; exit 2 ;;
@@ -46,20 +56,35 @@ if [ -z "$binaries" ]; then
 else
   export TAPEDECK_EXAMPLES=${TAPEDECK_EXAMPLES:-$PWD/$binaries} TAPEDECK_TEST_DATA=${TAPEDECK_TEST_DATA:-$PWD/tests/data}
 fi
-export TAPEDECK_REQUIRE_CUDA=1
+earlier=$([ -z "$known" ] || grep -E '^[a-z]+ +clean ' "$known" || true)
+export TAPEDECK_REQUIRE_CUDA=1 binaries logs limit
 rm -rf "$logs"
 mkdir -p "$logs"
 failed=0
 
-for word in "${words[@]}"; do
-  result=passed
-  "$binaries/${word}_test" --gtest_filter='*Cuda*:*/cuda' >"$logs/$word.log" 2>&1 || { result=FAILED failed=1; }
-  printf '%-18s %s: %s\n' "$word" "$result" "$(grep -E 'suites? ran' "$logs/$word.log" | sed 's/.*=\] //')"
-  [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$logs/$word.log" | head -40
-done
+# test_program <word> [share shares]: its tests on a GPU, or some of them.
+test_program() {
+  local log=$logs/$1${2:+.$2}.log result=passed
+  [ $# -lt 3 ] || export GTEST_SHARD_INDEX=$2 GTEST_TOTAL_SHARDS=$3
+  timeout 150 "$binaries/$1_test" --gtest_filter='*Cuda*:*/cuda' >"$log" 2>&1 || result="FAILED ($?)"
+  printf '%-18s %s: %s\n' "$1" "$result" "$(grep -E 'suites? ran' "$log" | sed 's/.*=\] //')"
+  [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$log" | head -40
+}
+export -f test_program
+
+if [ "$tests" != none ]; then
+  for word in "${words[@]:0:2}"; do
+    ! grep -qE "$tests" <<<"$word" || test_program "$word"
+  done | tee "$logs/tests.txt"
+  for word in "${words[@]:2}"; do
+    if [ "$word" = cuda_conv ]; then printf 'cuda_conv %d 4\n' 0 1 2 3; else echo "$word"; fi
+  done | { grep -E "$tests" || true; } | xargs -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |
+    tee -a "$logs/tests.txt"
+  ! grep -q '^[a-z_]* *FAILED' "$logs/tests.txt" || failed=1
+fi
 
 # The same bits from a hundred runs in each of two processes at once, while a third keeps the GPU busy.
-if [ -x "$binaries/cuda_training_test" ]; then
+if [ -x "$binaries/cuda_training_test" ] && grep -qE "$tests" <<<reruns; then
   "$binaries/cuda_large_test" --gtest_filter='*AdjointIdentity*' --gtest_repeat=-1 >"$logs/busy.log" 2>&1 &
   busy=$!
   reruns=()
@@ -75,55 +100,100 @@ if [ -x "$binaries/cuda_training_test" ]; then
   echo "200 runs in 2 processes at once: $result"
 fi
 
-# As on a GPU whose machine code the binaries do not have: from PTX, without Hopper's instructions.
-if [ -x "$binaries/cuda_conv_test" ]; then
-  result=passed
-  CUDA_FORCE_PTX_JIT=1 TAPEDECK_CONV_ALGORITHM=automatic "$binaries/cuda_conv_test" \
-    --gtest_filter='*RealNumbers*:*AtTheEdges*:*ThinLayers*' >"$logs/ptx.log" 2>&1 || result=FAILED
-  if [ $result = FAILED ] && [ "$binaries" != build/cuda/tests ] && grep -q 'no kernel image' "$logs/ptx.log"; then
-    result='not tested, the binaries have none'
+# As on a GPU whose machine code the binaries do not have: from PTX for compute capability 8.0, without Hopper's
+# instructions.
+if [ -x "$binaries/cuda_conv_test" ] && grep -qE "$tests" <<<ptx; then
+  if ! cuobjdump --list-ptx "$binaries/cuda_conv_test" 2>"$logs/ptx.log" | grep -q '[.]sm_80[.]ptx'; then
+    echo 'PTX for 8.0: the binaries have none'
+    [ "$binaries" != build/cuda/tests ] || failed=1
+  else
+    result=passed
+    export CUDA_FORCE_PTX_JIT=1
+    TAPEDECK_CONV_ALGORITHM=automatic TAPEDECK_TEST_SHARE=5 timeout 150 "$binaries/cuda_conv_test" \
+      --gtest_filter='*RealNumbers*:*AtTheEdges*:*ThinLayers*' >"$logs/ptx.conv.log" 2>&1 &
+    conv=$!
+    for run in cuda_ops:Arithmetic cuda_reductions:Softmax cuda_training:ADecoderTrains; do
+      timeout 150 "$binaries/${run%:*}_test" --gtest_filter="*${run#*:}*" >>"$logs/ptx.log" 2>&1 || result=FAILED
+    done
+    wait "$conv" || result=FAILED
+    unset CUDA_FORCE_PTX_JIT
+    [ $result = passed ] || failed=1
+    echo "from PTX for 8.0: $result"
   fi
-  [ "$result" != FAILED ] || failed=1
-  echo "convolutions from PTX: $result"
 fi
 
-# check <tool> <word> <test> [algorithm]: one test under one tool, of convolutions with one algorithm.
-check() {
-  local log=$logs/$1.$3${4:+.$4}.log result=clean options=(--tool "$1" --error-exitcode 1 --print-limit 10)
-  # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
-  case $1.$2 in
-    *.cuda_core | *.cuda_memory | *.cuda_streams) ;;
-    memcheck.cuda_* | initcheck.cuda_*) export TAPEDECK_CUDA_CACHE=0 ;;
-  esac
-  [ $# -lt 4 ] || export TAPEDECK_CONV_ALGORITHM=$4
-  # Of random cases one in so many.
-  export TAPEDECK_TEST_SHARE=5
-  [ "$1" != racecheck ] || export TAPEDECK_TEST_SHARE=15
-  # cudaMalloc is meant to fail in one test, and capturing in another.
-  timeout "$limit" compute-sanitizer --report-api-errors no "${options[@]}" "$binaries/$2_test" --gtest_filter="$3" \
-    >"$log" 2>&1 || result="FAILED ($?)"
-  printf '%-9s %-60s %s, %d s\n' "$1" "$3 ${4:-}" "$result" "$SECONDS"
-}
-export -f check
-export logs limit binaries
-
-if [ "$tools" != none ]; then
-  for word in "${words[@]}"; do
-    "$binaries/${word}_test" --gtest_list_tests >/dev/null || { echo "${word}_test does not list its tests"; failed=1; }
-  done
+# A run's line: tool, program, name, algorithm or -, and what of the program's tests it has.
+sanitizer_runs() {
+  local word tool
   for tool in ${tools//,/ }; do
     for word in "${words[@]}"; do
       "$binaries/${word}_test" --gtest_list_tests |
-        awk -v tool="$tool" -v word="$word" '/^[A-Za-z]+\.$/ {suite = $1} /^  / {print tool, word, suite $1}'
+        awk -v line="$tool $word" '/^[A-Za-z]+\.$/ {suite = $1} /^  / {print line, suite $1}'
     done
-  done | grep ' Cuda' | grep -vE "$long" | grep -vE "$not_seen" |
-    awk -v parts="${algorithms[*]}" -v by="$by_algorithm" '$3 !~ by {print; next}
-      {n = split(parts, part); for (i = 1; i <= n; ++i) print $0, part[i]}' |
-    { grep -E "$filter" || true; } | xargs -P "$jobs" -L 1 bash -c 'check "$@"' check | tee "$logs/sanitizers.txt"
-  grep -c clean "$logs/sanitizers.txt" | sed 's/$/ runs under the sanitizer were clean/' || true
-  if grep -q FAILED "$logs/sanitizers.txt"; then
-    failed=1
-    grep FAILED "$logs/sanitizers.txt"
+  done | grep ' Cuda' | grep -vE "$long" |
+    awk -v algorithms="$algorithms" -v alone="$alone" '
+      function add(name, algorithm) {
+        key = $1 " " $2 " " name " " algorithm
+        if (!(key in tests)) order[++runs] = key
+        tests[key] = (tests[key] == "" ? "" : tests[key] ":") $3
+      }
+      {name = $3; sub(/[.].*/, "", name)}
+      $3 ~ /^CudaConv[.](Transposed|Plain|RealNumbers|GradientsTogetherAre)/ {
+        n = split(algorithms, algorithm)
+        for (i = 1; i <= n; ++i) add(name "." ($3 ~ /[.](Transposed|Plain)/ ? "sweeps" : "layers"), algorithm[i])
+        next
+      }
+      {add($3 ~ alone ? $3 : name, "-")}
+      END {for (i = 1; i <= runs; ++i) print order[i], tests[order[i]]}' |
+    grep -vE "$not_seen" | { grep -E "$filter" || true; } |
+    awk -v earlier="$earlier" '
+      BEGIN {n = split(earlier, line, "\n"); for (i = 1; i <= n; ++i) {split(line[i], f); clean[f[1], f[5], f[6]] = 1}}
+      !(($1, $3, $4) in clean)'
+}
+
+# check <a run's line>: prints tool, result, seconds, name and algorithm. Results: clean, findings of the sanitizer,
+# failed tests, timeout, or unstarted.
+check() {
+  local tool=$1 word=$2 name=$3 algorithm=$4 log=$logs/$1.$3.$4.log result=clean code=0 begin=$SECONDS
+  local left=$((deadline - $(date +%s)))
+  if [ "$left" -lt 5 ]; then
+    printf '%-9s %-9s %3d s %s %s\n' "$tool" unstarted 0 "$name" "$algorithm"
+    return
   fi
+  # Blocks next to each other in a cached segment hide what runs over. The tests of the cache itself need it.
+  case $tool.$word in
+    *.cuda_core | *.cuda_memory | *.cuda_streams) ;;
+    memcheck.cuda_* | initcheck.cuda_*) export TAPEDECK_CUDA_CACHE=0 ;;
+  esac
+  [ "$algorithm" = - ] || export TAPEDECK_CONV_ALGORITHM=$algorithm
+  export TAPEDECK_TEST_SHARE=5
+  [ "$tool" != racecheck ] || TAPEDECK_TEST_SHARE=15
+  # cudaMalloc is meant to fail in one test, and capturing in another.
+  timeout -k 5 $((left < limit ? left : limit)) compute-sanitizer --tool "$tool" --report-api-errors no \
+    --error-exitcode 99 --print-limit 10 "$binaries/${word}_test" --gtest_filter="$5" >"$log" 2>&1 || code=$?
+  case $code in
+    0) ;;
+    99) result=findings ;;
+    124 | 137) result=timeout ;;
+    *) result=failed ;;
+  esac
+  printf '%-9s %-9s %3d s %s %s\n' "$tool" "$result" $((SECONDS - begin)) "$name" "$algorithm"
+}
+export -f check
+
+if [ "$tools" != none ]; then
+  sanitizer_runs >"$logs/runs.txt"
+  deadline=$(($(date +%s) + budget))
+  export deadline
+  if [ -n "$earlier" ]; then echo "$earlier" >"$logs/sanitizers.txt"; fi
+  xargs -P "$jobs" -L 1 bash -c 'check "$@"' check <"$logs/runs.txt" | tee -a "$logs/sanitizers.txt"
+  awk '{++runs[$1]; ++count[$1, $2]}
+    END {
+      printf "%-9s %5s %6s %9s %7s %9s %10s\n", "tool", "runs", "clean", "findings", "failed", "timed out", "unstarted"
+      for (tool in runs)
+        printf "%-9s %5d %6d %9d %7d %9d %10d\n", tool, runs[tool], count[tool, "clean"], count[tool, "findings"],
+          count[tool, "failed"], count[tool, "timeout"], count[tool, "unstarted"]
+    }' "$logs/sanitizers.txt"
+  if grep -vE '^[a-z]+ +clean ' "$logs/sanitizers.txt"; then failed=1; fi
 fi
 exit $failed

@@ -81,18 +81,19 @@ inline std::vector<std::uint8_t> bytes_of(const Tensor& x) {
 }
 
 inline void check_case(const Case& c) {
+  static Share share(3);  // of 4 types, in two layouts or one: each case has a turn
   bool images = false;
   for (const Shape& shape : c.shapes) images |= shape.rank() == 4;
   for (Layout layout : {Layout::nchw, Layout::nhwc}) {
     if (layout == Layout::nhwc && !images) continue;
     for (DType dtype : kFloatingTypes) {
-      if (!c.halves && size_of(dtype) == 2) continue;
+      if ((!c.halves && size_of(dtype) == 2) || !share.takes_next()) continue;
       SCOPED_TRACE(concat(c.name, " ", dtype, " ", layout));
       try {
         const Results exact = run(c, dtype, layout, Device{}, true);
         const Results got = run(c, dtype, layout, kCuda, false);
         poison_memory(100000);
-        const Results again = run(c, dtype, layout, kCuda, false);
+        const Results again = is_sanitized() ? got : run(c, dtype, layout, kCuda, false);
         ASSERT_EQ(got.tensors.size(), exact.tensors.size());
         for (std::size_t i = 0; i < exact.tensors.size(); ++i) {
           SCOPED_TRACE(i == 0 ? std::string("result") : concat("gradient ", i - 1));
