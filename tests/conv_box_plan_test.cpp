@@ -341,6 +341,92 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
   EXPECT_GT(chosen, 1000);
 }
 
+/// A way in numbers: what differs where its plan or its choice does.
+std::vector<double> numbers_of(const BoxWay& way) {
+  const BoxPlan& p = way.plan;
+  const BoxChoice& c = way.choice;
+  const BoxTile& t = c.tile;
+  std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
+  for (const int n : {c.places,
+                      c.blocks,
+                      c.box_stages,
+                      c.weight_stages,
+                      c.lead,
+                      c.splits,
+                      c.box_bytes,
+                      c.shared_bytes,
+                      t.images,
+                      t.rows,
+                      t.columns,
+                      t.pitch,
+                      t.box_rows,
+                      p.n,
+                      p.groups,
+                      p.from_channels,
+                      p.from_h,
+                      p.to_channels,
+                      p.from_w,
+                      p.elements,
+                      p.vectors,
+                      p.chunks,
+                      p.joined,
+                      p.weights,
+                      static_cast<int>(c.results)})
+    numbers.push_back(n);
+  for (const BoxAxis* a : {&p.h, &p.w}) {
+    for (const int n : {a->phases, a->planes, a->to_step, a->step}) numbers.push_back(n);
+    for (int i = 0; i < kMaxPhases; ++i) {
+      const BoxTaps& taps = a->of[i];
+      for (const int n : {a->count[i], a->to[i], taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift,
+                          taps.first, taps.remainder})
+        numbers.push_back(n);
+    }
+  }
+  return numbers;
+}
+
+// Questions that differ from one asked before in one number only, more than are remembered.
+TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
+  struct Question {
+    ConvTranspose2dGeometry g;
+    bool transposed;
+    int bytes, parts;
+    BoxResults results;
+  };
+  ConvRandom random(46);
+  std::vector<Question> asked;
+  int ways = 0;
+  for (int i = 0; i < 12000; ++i) {
+    Question q{geometry_of(random.conv_case(i % 3 == 0 ? 60 : 12, i % 2 == 0 ? 8 : 200)), i % 2 == 0, 2, 1,
+               static_cast<BoxResults>(i % 3)};
+    if (i % 4 != 0 && !asked.empty()) q = asked[static_cast<std::size_t>(random.in(0, 80)) % asked.size()];
+    std::int64_t* const numbers[] = {&q.g.n,         &q.g.ci,         &q.g.co,        &q.g.groups,
+                                     &q.g.h.in,      &q.g.h.out,      &q.g.h.kernel,  &q.g.h.stride,
+                                     &q.g.h.padding, &q.g.h.dilation, &q.g.w.in,      &q.g.w.out,
+                                     &q.g.w.kernel,  &q.g.w.stride,   &q.g.w.padding, &q.g.w.dilation};
+    const int change = i % 4 == 0 ? 0 : static_cast<int>(random.in(0, 23));
+    if (change == 1) q.transposed = !q.transposed;
+    if (change == 2) q.bytes = 6 - q.bytes;
+    if (change == 3) q.parts = 3 - q.parts;
+    if (change == 4) q.results = static_cast<BoxResults>((static_cast<int>(q.results) + 1) % 3);
+    if (change >= 8) *numbers[change - 8] += change == 11 ? q.g.groups : 1;
+    if (q.g.ci % q.g.groups != 0 || q.g.co % q.g.groups != 0 || !fits(q.g)) continue;
+    SCOPED_TRACE("question " + std::to_string(i) + ", change " + std::to_string(change));
+    for (int again = 0; again < 2; ++again) {
+      const BoxWay known = known_box_way(q.g, q.transposed, q.bytes, q.parts, q.results),
+                   computed = best_box_way(q.g, q.transposed, q.bytes, q.parts, q.results);
+      ASSERT_EQ(numbers_of(known), numbers_of(computed));
+      ways += known.choice.places > 0 ? 1 : 0;
+    }
+    if (asked.size() < 81) {
+      asked.push_back(q);
+    } else {
+      asked[static_cast<std::size_t>(i) % asked.size()] = q;
+    }
+  }
+  EXPECT_GT(ways, 1000);
+}
+
 TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {
   std::vector<int> rows(kBlockChannels, 0);
   for (int m = 0; m < kBlockChannels; ++m) ++rows.at(static_cast<std::size_t>(block_row(m)));

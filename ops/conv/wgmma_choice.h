@@ -83,11 +83,11 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   double clocks = of_windows;  // the least so far
   BoxWay boxes;
   if (f.parts == 1) {
-    boxes = best_box_way(g, transposed, f.element_bytes, 1, results);
+    boxes = known_box_way(g, transposed, f.element_bytes, 1, results);
     if (boxes.choice.places > 0) clocks = std::min(clocks, boxes.choice.clocks);
   }
   if (f.are_float()) {
-    const BoxWay halves = best_box_way(g, transposed, 2, f.halves(), results);
+    const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results);
     const bool shared = OperandCopies::serve_both() && weight_grad_over_boxes(g, f);
     const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
     const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
