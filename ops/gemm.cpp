@@ -26,7 +26,7 @@ std::int64_t grain(double flops) {
 
 template <class T>
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const MatrixView<T>& a, const MatrixView<T>& b,
-          const T* bias, T* c, std::int64_t step) {
+          const T* bias, T* c, std::int64_t step, double negative_slope) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t lanes = kernels.lanes, vectors = (n + lanes - 1) / lanes;
   const std::int64_t panels = (vectors + kernels.max_vectors - 1) / kernels.max_vectors;
@@ -91,13 +91,16 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const MatrixView<T>& a
         kernels.rows(task);
         k0 += kDepth;
       } while (k0 < k);
+      if (negative_slope != 1) {
+        kernels.rectify({task.c, task.rows, task.columns, step, static_cast<T>(negative_slope)});
+      }
     }
   });
 }
 
 template void gemm<float>(std::int64_t, std::int64_t, std::int64_t, const MatrixView<float>&,
-                          const MatrixView<float>&, const float*, float*, std::int64_t);
+                          const MatrixView<float>&, const float*, float*, std::int64_t, double);
 template void gemm<double>(std::int64_t, std::int64_t, std::int64_t, const MatrixView<double>&,
-                           const MatrixView<double>&, const double*, double*, std::int64_t);
+                           const MatrixView<double>&, const double*, double*, std::int64_t, double);
 
 }  // namespace tapedeck::cpu

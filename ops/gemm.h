@@ -14,9 +14,10 @@ struct MatrixView {
 };
 
 /// c [m,n] = a [m,k] times b [k,n], plus bias [n] in every row unless it is null; c has `step` elements
-/// between rows. T is float or double. The result does not depend on the number of threads.
+/// between rows. Negative results are multiplied by negative_slope (Rectifier of ops/rectifier.h). T is float
+/// or double. The result does not depend on the number of threads.
 template <class T>
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const MatrixView<T>& a, const MatrixView<T>& b,
-          const T* bias, T* c, std::int64_t step);
+          const T* bias, T* c, std::int64_t step, double negative_slope = 1);
 
 }  // namespace tapedeck::cpu

@@ -182,7 +182,7 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
         const auto [at_a, at_b] = operands(a.shape(), b.shape(), out.shape(), i);
         gemm<T>(m, n, k, {a.data<T>() + at_a * m * k, left ? m : k, left},
                 {b.data<T>() + at_b * k * n, right ? k : n, right}, bias.defined() ? bias.data<T>() : nullptr,
-                out.data<T>() + i * m * n, n);
+                out.data<T>() + i * m * n, n, negative_slope);
       }
     });
   };
@@ -191,7 +191,6 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
   } else {
     multiply.template operator()<float>();
   }
-  if (negative_slope != 1) rectify(out, negative_slope);
 }
 
 }  // namespace cpu

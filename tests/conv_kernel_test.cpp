@@ -45,18 +45,48 @@ TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lin
         LayerCase{"", {2, 4, 400, 397}, {4, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
         LayerCase{"", {8, 128, 56, 56}, {128, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 128}},
         LayerCase{"", {2, 3, 400, 399}, {3, 4, 3, 3}, {.stride = 2}}}) {
-    const auto forward = [&](ConvAlgorithm algorithm) {
+    const auto forward = [&](ConvAlgorithm algorithm, double slope = 1) {
       manual_seed(3);
       set_conv_algorithm(algorithm);
-      return conv_transpose2d(randn(c.x), randn(c.w), randn({c.w[1] * c.options.groups}), c.options).tensor();
+      const Variable x = randn(c.x), w = randn(c.w), b = randn({c.w[1] * c.options.groups});
+      return conv_transpose2d(x, w, b, c.options, slope).tensor();
     };
     const Tensor expected = forward(ConvAlgorithm::reference);
     EXPECT_GE(expected.bytes(), 16U << 20);
     for (ConvAlgorithm algorithm : {ConvAlgorithm::automatic, ConvAlgorithm::planes}) {
       EXPECT_LT(difference(forward(algorithm), expected), 1e-5) << to_string(algorithm) << to_string(c.x);
+      EXPECT_TRUE(same_bits(forward(algorithm, 0), relu(forward(algorithm)).tensor())) << to_string(c.x);
     }
   }
   set_conv_algorithm(ConvAlgorithm::automatic);
+}
+
+TEST(ConvKernels, EachRectifiesItsResults) {
+  const auto expect = [](const Variable& fused, const Variable& bare, double slope) {
+    const Variable apart = slope == 0 ? relu(bare) : leaky_relu(bare, slope);
+    EXPECT_TRUE(same_bits(fused.tensor(), apart.tensor()));
+  };
+  for (const LayerCase& c : kLayerCases) {
+    const ConvTranspose2dOptions& o = c.options;
+    const Conv2dOptions plain{o.stride, o.padding, o.dilation, o.groups};
+    for (DType dtype : {DType::float32, DType::float64}) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        for_each_path([&] {
+          SCOPED_TRACE(std::string(c.name) + " " + to_string(layout) + " " + to_string(dtype));
+          const Variable x = random_tensor(c.x, {dtype, {}, layout}, -1, 1, 1),
+                         w = random_tensor(c.w, {dtype}, -1, 1, 2),
+                         b = random_tensor({c.w[1] * o.groups}, {dtype}, -1, 1, 3),
+                         start = random_tensor({c.x[1]}, {dtype}, -1, 1, 4);
+          b.tensor().slice(0, 1).fill_(std::numeric_limits<double>::quiet_NaN());  // which stays
+          const Variable y = conv_transpose2d(x, w, b, o);
+          expect(conv_transpose2d(x, w, b, o, 0), y, 0);
+          expect(conv_transpose2d(x, w, b, o, 0.2), y, 0.2);
+          const Variable from = random_tensor(y.shape(), {dtype, {}, layout}, -1, 1, 5);
+          expect(conv2d(from, w, start, plain, 0.2), conv2d(from, w, start, plain), 0.2);
+        });
+      }
+    }
+  }
 }
 
 TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {

@@ -29,7 +29,7 @@ template <class T>
 class Correlate {
  public:
   Correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-            const Tensor& bias, const Tensor& to)
+            const Tensor& bias, const Tensor& to, double negative_slope)
       : map_(g, direction),
         h_(g.h, direction),
         w_(g.w, direction),
@@ -37,6 +37,7 @@ class Correlate {
         from_(from),
         to_(to),
         bias_(bias.defined() ? bias.data<T>() : nullptr),
+        negative_slope_(static_cast<T>(negative_slope)),
         kernels_(micro::kernels<T>()),
         panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
         past_caches_(to.bytes() >= kStreamBytes &&
@@ -80,9 +81,11 @@ class Correlate {
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (is_dense_ && !past_caches_) {
             compute(channel, channels, rows, read, dealer, to + row * w_.to, plane);
+            rectify(to + row * w_.to, channels, rows * w_.to, plane);
             continue;
           }
           compute(channel, channels, rows, read, dealer, results.data(), result_channel());
+          rectify(results.data(), 1, channels * result_channel(), 0);
           for (std::int64_t t = 0; t < channels; ++t) {
             write(results.data() + t * result_channel(), channel + t, to + t * plane, row * h_.to_step,
                   std::min(h_.to, (row + rows) * h_.to_step), joined.data());
@@ -180,6 +183,10 @@ class Correlate {
     }
   }
 
+  void rectify(T* x, std::int64_t rows, std::int64_t columns, std::int64_t step) const {
+    if (negative_slope_ != 1) kernels_.rectify({x, rows, columns, step, negative_slope_});
+  }
+
   /// Rows [row, row_end) of the result of a channel; row is the first of a step.
   void write(const T* results, std::int64_t channel, T* to, std::int64_t row, std::int64_t row_end,
              T* joined) const {
@@ -201,7 +208,10 @@ class Correlate {
         kernels_.stream(out, in, rows * w_.to);
         continue;
       }
-      if (empty) std::fill_n(joined, w_.to, bias_ == nullptr ? T(0) : bias_[channel]);
+      if (empty) {
+        std::fill_n(joined, w_.to, bias_ == nullptr ? T(0) : bias_[channel]);
+        rectify(joined, 1, w_.to, 0);
+      }
       for (std::int64_t m = 0; m < rows; ++m, in += pitch_) {
         const T* line = joined;
         if (!empty && w_.to_step > 1) {
@@ -230,6 +240,7 @@ class Correlate {
   const std::int64_t kernel_w_;
   const Tensor &from_, &to_;
   const T* const bias_;
+  const T negative_slope_;
   const micro::Kernels<T>& kernels_;
   const std::int64_t panels_;  // of result channels of a group
   const bool past_caches_;
@@ -248,13 +259,13 @@ class Correlate {
 
 template <class T>
 void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to) {
-  Correlate<T>(g, direction, from, w, bias, to).run();
+               const Tensor& bias, const Tensor& to, double negative_slope) {
+  Correlate<T>(g, direction, from, w, bias, to, negative_slope).run();
 }
 
 template void correlate<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                               const Tensor&, const Tensor&);
+                               const Tensor&, const Tensor&, double);
 template void correlate<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                                const Tensor&, const Tensor&);
+                                const Tensor&, const Tensor&, double);
 
 }  // namespace tapedeck::cpu

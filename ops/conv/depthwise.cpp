@@ -58,7 +58,7 @@ bool is_depthwise(const ConvTranspose2dGeometry& g) {
 }
 
 void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
-                          const Tensor& bias, const Tensor& y) {
+                          const Tensor& bias, const Tensor& y, double negative_slope) {
   const auto& kernels = micro::kernels<float>();
   const PlaneAxis h(g.h, Direction::transposed);
   const std::int64_t band = band_rows(g, h.count), bands = (h.count + band - 1) / band;
@@ -95,6 +95,7 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
             task.weights = w.data<float>() + c * taps;
             task.weight_row = g.h.tap_step() * g.w.kernel;
             task.start = bias.defined() ? bias.data<float>()[c] : 0.0F;
+            task.negative_slope = static_cast<float>(negative_slope);
             task.from = rows.data() + kLanes;
             if (task.tap_rows > 0) {
               task.weights += phase.taps[0].tap * g.w.kernel;
@@ -120,7 +121,7 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
 }
 
 void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-                     const Tensor& x) {
+                     const Tensor& x, double negative_slope) {
   const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
   const std::int64_t band = band_rows(g, g.h.in), bands = (g.h.in + band - 1) / band,
                      y_row = g.h.stride * g.w.out;
@@ -141,6 +142,7 @@ void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Te
                      task.weights = w.data<float>() + (c * g.h.kernel + kh) * g.w.kernel;
                      task.weight_row = g.w.kernel;
                      task.start = bias.defined() ? bias.data<float>()[c] : 0.0F;
+                     task.negative_slope = static_cast<float>(negative_slope);
                      task.from = y.data<float>() + (plane * g.h.out + g.h.output(row, kh)) * g.w.out;
                      task.from_row = y_row;
                      task.to = x.data<float>() + (plane * g.h.in + row) * g.w.in;

@@ -193,19 +193,22 @@ void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, con
 }
 
 void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from,
-              const Tensor& w, const Tensor& bias, const Tensor& to) {
+              const Tensor& w, const Tensor& bias, const Tensor& to, double slope) {
   in_computing_type(from, w, bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
-                      if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out);
-                      if (path == ConvPath::planes) return correlate<T>(g, direction, a, b, start, out);
+                      if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out, slope);
+                      if (path == ConvPath::planes)
+                        return correlate<T>(g, direction, a, b, start, out, slope);
                       if constexpr (std::is_same_v<T, float>) {
-                        if (path == ConvPath::winograd) return winograd(g, direction, a, b, start, out);
+                        if (path == ConvPath::winograd)
+                          return winograd(g, direction, a, b, start, out, slope);
                         if (kHasDepthwise && path == ConvPath::depthwise) {
-                          return direction == Direction::plain ? depthwise_plain(g, a, b, start, out)
-                                                               : depthwise_transposed(g, a, b, start, out);
+                          return direction == Direction::plain
+                                     ? depthwise_plain(g, a, b, start, out, slope)
+                                     : depthwise_transposed(g, a, b, start, out, slope);
                         }
                       }
-                      windows<T>(ConvMap(g, direction), lanes_of(path), a, b, start, out);
+                      windows<T>(ConvMap(g, direction), lanes_of(path), a, b, start, out, slope);
                     });
 }
 
@@ -216,10 +219,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   const ConvPath path = choose(g, Direction::transposed, y.dtype(), y.layout());
   if (path == ConvPath::reference) {
     reference::conv_transpose2d(g, x, w, bias, y);
-  } else {
-    convolve(path, Direction::transposed, g, x, w, bias, y);
+    if (negative_slope != 1) rectify(y, negative_slope);
+    return;
   }
-  if (negative_slope != 1) rectify(y, negative_slope);
+  convolve(path, Direction::transposed, g, x, w, bias, y, negative_slope);
 }
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
@@ -227,10 +230,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
   const ConvPath path = choose(g, Direction::plain, x.dtype(), y.layout());
   if (path == ConvPath::reference) {
     reference::conv2d(g, y, w, bias, x);
-  } else {
-    convolve(path, Direction::plain, g, y, w, bias, x);
+    if (negative_slope != 1) rectify(x, negative_slope);
+    return;
   }
-  if (negative_slope != 1) rectify(x, negative_slope);
+  convolve(path, Direction::plain, g, y, w, bias, x, negative_slope);
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

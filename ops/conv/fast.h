@@ -1,4 +1,5 @@
-// The fast kernels of the family, for float and double; kernels.h says which is taken when.
+// The fast kernels of the family, for float and double; kernels.h says which is taken when. Results of the
+// two directions are rectified (Rectifier of ops/rectifier.h) while a near cache has them.
 #pragma once
 
 #include <tapedeck/ops/conv/pack.h>
@@ -9,16 +10,16 @@ namespace tapedeck::cpu {
 /// windows.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
 template <class T>
 void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
-             const Tensor& to);
+             const Tensor& to, double negative_slope);
 
 /// correlate.cpp. `from` and `to` nchw; w row-major, bias may be undefined.
 template <class T>
 void correlate(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to);
+               const Tensor& bias, const Tensor& to, double negative_slope);
 
 /// winograd.cpp. Of float32, where is_winograd() on both axes; any layouts of `from` and `to`.
 void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-              const Tensor& bias, const Tensor& to);
+              const Tensor& bias, const Tensor& to, double negative_slope);
 /// winograd_weight_grad.cpp. The same; any layouts of x and y.
 void winograd_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                           const Tensor& w);
@@ -31,9 +32,9 @@ inline constexpr bool kHasDepthwise = false;  // builds for size leave it out
 inline constexpr bool kHasDepthwise = true;
 #endif
 void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,
-                          const Tensor& bias, const Tensor& y);
+                          const Tensor& bias, const Tensor& y, double negative_slope);
 void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
-                     const Tensor& x);
+                     const Tensor& x, double negative_slope);
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w);
 
@@ -54,7 +55,7 @@ void channelwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, 
 bool is_matrix(const ConvTranspose2dGeometry& g, Layout y);
 template <class T>
 void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-            const Tensor& bias, const Tensor& to);
+            const Tensor& bias, const Tensor& to, double negative_slope);
 template <class T>
 void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 

@@ -22,17 +22,17 @@ bool is_matrix(const ConvTranspose2dGeometry& g, Layout y) {
 
 template <class T>
 void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-            const Tensor& bias, const Tensor& to) {
+            const Tensor& bias, const Tensor& to, double negative_slope) {
   const std::int64_t taps = g.h.kernel * g.w.kernel, m = g.co * taps;
   if (direction == Direction::plain) {
     gemm<T>(g.n, g.ci, m, {from.data<T>(), m, false}, {w.data<T>(), m, true},
-            bias.defined() ? bias.data<T>() : nullptr, to.data<T>(), g.ci);
+            bias.defined() ? bias.data<T>() : nullptr, to.data<T>(), g.ci, negative_slope);
     return;
   }
   const Scratch<T> spread(bias.defined() ? m : 0);
   for (std::int64_t i = 0; bias.defined() && i < m; ++i) spread.data()[i] = bias.data<T>()[i / taps];
   gemm<T>(g.n, m, g.ci, {from.data<T>(), g.ci, false}, {w.data<T>(), m, false},
-          bias.defined() ? spread.data() : nullptr, to.data<T>(), m);
+          bias.defined() ? spread.data() : nullptr, to.data<T>(), m, negative_slope);
 }
 
 template <class T>
@@ -42,9 +42,9 @@ void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const
 }
 
 template void matrix<float>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                            const Tensor&, const Tensor&);
+                            const Tensor&, const Tensor&, double);
 template void matrix<double>(const ConvTranspose2dGeometry&, Direction, const Tensor&, const Tensor&,
-                             const Tensor&, const Tensor&);
+                             const Tensor&, const Tensor&, double);
 template void matrix_weight_grad<float>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
                                         const Tensor&);
 template void matrix_weight_grad<double>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,

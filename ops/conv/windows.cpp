@@ -26,7 +26,7 @@ template <class T>
 class Windows {
  public:
   Windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
-          const Tensor& to)
+          const Tensor& to, double negative_slope)
       : map_(map),
         from_(from),
         to_(to),
@@ -36,7 +36,8 @@ class Windows {
                 : lanes == Lanes::channelwise     ? 1
                                                   : groups_apart(map.groups, from.size(1))),
         pixel_(packed_.pixel / groups_),
-        planar_(to.layout() == Layout::nchw) {}
+        planar_(to.layout() == Layout::nchw),
+        negative_slope_(static_cast<T>(negative_slope)) {}
 
   void run() {
     if (from_.layout() == Layout::nhwc && packed_.pixel == from_.size(1) && !for_lanes()) {
@@ -283,6 +284,11 @@ class Windows {
         }
       }
     }
+    if (negative_slope_ != 1) {
+      for (std::int64_t n = 0; n < item.images; ++n) {
+        kernels_.rectify({out + n * image, item.rows * width, p.columns, pixel, negative_slope_});
+      }
+    }
     if (!planar_) return;
     to += first_channel * height * width + item.row * width;
     for (std::int64_t n = 0; n < item.images; ++n) {
@@ -322,6 +328,7 @@ class Windows {
   const Packed<T> packed_;
   const std::int64_t groups_, pixel_;  // that are copied apart, and elements of a pixel of one
   const bool planar_;
+  const T negative_slope_;
   std::int64_t band_ = 1, bands_ = 1, images_ = 1, parts_ = 1;
 };
 
@@ -329,13 +336,13 @@ class Windows {
 
 template <class T>
 void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
-             const Tensor& to) {
-  Windows<T>(map, lanes, from, w, bias, to).run();
+             const Tensor& to, double negative_slope) {
+  Windows<T>(map, lanes, from, w, bias, to, negative_slope).run();
 }
 
 template void windows<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
-                             const Tensor&);
+                             const Tensor&, double);
 template void windows<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&);
+                              const Tensor&, double);
 
 }  // namespace tapedeck::cpu

@@ -45,7 +45,7 @@ struct Phase {
 class Winograd {
  public:
   Winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-           const Tensor& bias, const Tensor& to)
+           const Tensor& bias, const Tensor& to, double negative_slope)
       : map_(g, direction),
         from_(from),
         to_(to),
@@ -55,7 +55,8 @@ class Winograd {
         axis_w_(winograd_phases(g.w, direction)),
         depth_((map_.from_channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes),
         zeros_(depth_),
-        in_place_(from.layout() == Layout::nhwc && depth_ == map_.from_channels) {
+        in_place_(from.layout() == Layout::nhwc && depth_ == map_.from_channels),
+        negative_slope_(static_cast<float>(negative_slope)) {
     std::fill_n(zeros_.data(), depth_, 0.0F);
     make_phases();
     map_weights();
@@ -356,11 +357,13 @@ class Winograd {
   /// Lanes of all panels before this one.
   std::int64_t panel_results(const Panel& p) const { return p.offset / (map_.taps() * packed_.depth); }
 
-  void write(const Item& item, const RowRange& rows, const float* results) const {
+  void write(const Item& item, const RowRange& rows, float* results) const {
     const std::int64_t channels = map_.groups * map_.to_channels, plane = map_.h.to * map_.w.to;
     const std::int64_t count = rows.size() * map_.w.to;
     for (const Panel& p : packed_.panels) {
-      const float* from = results + panel_results(p) * item.images * count;
+      float* from = results + panel_results(p) * item.images * count;
+      if (negative_slope_ != 1)
+        kernels_.rectify({from, 1, item.images * count * p.width, 0, negative_slope_});
       for (std::int64_t n = 0; n < item.images; ++n, from += count * p.width) {
         const std::int64_t channel = p.group * map_.to_channels + p.channel;
         float* image = to_.data<float>() + (item.image + n) * plane * channels;
@@ -385,6 +388,7 @@ class Winograd {
   const std::int64_t depth_;  // channels of a group that are read, in whole vectors
   const Scratch<float> zeros_;
   const bool in_place_;
+  const float negative_slope_;
   std::vector<Phase> phases_;
   std::int64_t tile_rows_ = 0, all_points_ = 0, most_points_ = 0;
   Scratch<float> weights_;
@@ -394,8 +398,8 @@ class Winograd {
 }  // namespace
 
 void winograd(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
-              const Tensor& bias, const Tensor& to) {
-  Winograd(g, direction, from, w, bias, to).run();
+              const Tensor& bias, const Tensor& to, double negative_slope) {
+  Winograd(g, direction, from, w, bias, to, negative_slope).run();
 }
 
 }  // namespace tapedeck::cpu

@@ -43,6 +43,7 @@ constexpr Kernels<T> kKernels = {
     .pixel_sums = pixel_sums<T>,
     .split = split<T>,
     .join = join<T>,
+    .rectify = rectify<T>,
     .winograd = winograd_of<T>(),
 #if defined(TAPEDECK_MICRO_PAIRS)
     .spread_pairs = sizeof(T) == sizeof(float) ? spread_any_pairs : nullptr,

@@ -133,14 +133,15 @@ struct Strided {
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
 /// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
 /// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
-/// There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to 0. spread_pairs asks the second cache
-/// for `ahead_count` elements from `ahead` on.
+/// Results of the first two are rectified. There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to
+/// 0. spread_pairs asks the second cache for `ahead_count` elements from `ahead` on.
 constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;
 struct PairTask {
   std::int64_t at, tap_count, tap_rows, tap_row;
   const float* weights;
   std::int64_t weight_row;
   float start;
+  float negative_slope;  // of a rectifier of the results; 1 without
   const float* from;
   float* to;
   std::int64_t from_row, to_row, rows, count;
@@ -151,6 +152,15 @@ struct PairTask {
   std::int64_t x_row = 0;
   const float* ahead = nullptr;
   std::int64_t ahead_count = 0;
+};
+
+/// x[i*step + j] for i < rows, j < columns, where it is not above 0, is multiplied by negative_slope, or 0
+/// where that is 0; NaN stays (Rectifier of ops/rectifier.h).
+template <class T>
+struct Rectification {
+  T* x;
+  std::int64_t rows, columns, step;
+  T negative_slope;
 };
 
 /// The maps of minimal filtering that conv/winograd.h defines.
@@ -184,6 +194,7 @@ struct Kernels {
   void (*pixel_sums)(const PixelSums<T>&);
   void (*split)(const Strided<T>&);
   void (*join)(const Strided<T>&);
+  void (*rectify)(const Rectification<T>&);
   /// Null for double.
   void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
   /// For AVX-512 and float, else null.

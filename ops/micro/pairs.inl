@@ -50,7 +50,8 @@ template <int Taps, int At, int V>
   }
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
     for_each_constant<2>([&]<int half>() {
-      const Vector<float> joined = merge<L, WantedOfJoin<L, 2, half>>(sums[v], sums[v][0]);
+      Vector<float> joined = merge<L, WantedOfJoin<L, 2, half>>(sums[v], sums[v][0]);
+      if (t.negative_slope != 1) joined = rectified(joined, t.negative_slope);
       const std::int64_t at = 2 * (m + v * L) + half * L;
       if (t.past_caches) {
         if (at < t.width) store_past_caches(y + at, joined);
@@ -116,7 +117,9 @@ template <int Taps, int At, int V>
     });
   }
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
-    store(x + m + v * L, sums[v][0] + sums[v][1], part<float>(t.count, m + v * L));
+    Vector<float> sum = sums[v][0] + sums[v][1];
+    if (t.negative_slope != 1) sum = rectified(sum, t.negative_slope);
+    store(x + m + v * L, sum, part<float>(t.count, m + v * L));
   }
 }
 

@@ -147,6 +147,23 @@ void join(const Strided<T>& t) {
   }
 }
 
+template <class T>
+inline Vector<T> rectified(Vector<T> u, T negative_slope) {
+  const Vector<T> below = negative_slope == 0 ? Vector<T>{} : u * negative_slope;
+  return u <= 0 ? below : u;
+}
+
+template <class T>
+void rectify(const Rectification<T>& t) {
+  for (std::int64_t row = 0; row < t.rows; ++row) {
+    T* const x = t.x + row * t.step;
+    for (std::int64_t i = 0; i < t.columns; i += kLanes<T>) {
+      const std::int64_t n = part<T>(t.columns, i);
+      store(x + i, rectified(load(x + i, n), t.negative_slope), n);
+    }
+  }
+}
+
 /// Stores a vector past the caches, to where it is aligned.
 template <class T>
 inline void store_past_caches(T* to, Vector<T> v) {
