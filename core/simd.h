@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace tapedeck {
 
@@ -38,10 +39,14 @@ template <class F>
 #endif
 }  // namespace detail
 
-/// Calls `loop()`, compiled for instruction_set(). Everything in it should be inline.
-template <class F>
+/// Calls `loop()`, compiled for instruction_set(). Everything in it should be inline. A build for size can
+/// compile those of other types than float for any CPU only, where their type T is given.
+template <class T = float, class F>
 void simd(F&& loop) {
 #if defined(__x86_64__)
+#if defined(TAPEDECK_SMALL)
+  if constexpr (!std::is_same_v<T, float>) return loop();
+#endif
   switch (instruction_set()) {
     case InstructionSet::avx512:
 #if !defined(TAPEDECK_SMALL)  // a build for size does without: most of these loops wait for memory

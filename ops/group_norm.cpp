@@ -193,7 +193,7 @@ void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
     A *means = mean.data<A>(), *vars = var.data<A>();
     const auto grain = (1 << 14) / static_cast<std::int64_t>(groups.size());
     parallel_for(mean.count(), grain, [=](std::int64_t begin, std::int64_t end) {
-      simd([=] {
+      simd<T>([=] {
         for (std::int64_t i = begin; i < end; ++i) {
           const double first = convert<double>(in[groups.first(i)]);
           LaneSums<2> sums;
@@ -237,7 +237,7 @@ void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight
     T* to = gx.defined() ? gx.data<T>() : nullptr;
     double* all = partial.data();
     parallel_for(parts, 1, [=](std::int64_t begin, std::int64_t end) {
-      simd([=] {
+      simd<T>([=] {
         const std::int64_t first = begin * each * groups.groups;
         const std::int64_t last = std::min(samples, end * each) * groups.groups;
         for (std::int64_t i = first; i < last; ++i) {

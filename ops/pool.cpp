@@ -209,7 +209,7 @@ void max_pool2d(const Tensor& x, const MaxPool2dOptions& options, const Tensor& 
       for (std::int64_t task = begin; task < end; ++task) {
         const std::int64_t plane = task / blocks, o0 = task % blocks * rows, o1 = std::min(h.out, o0 + rows);
         const std::int64_t first = (plane * h.out + o0) * row;
-        simd([=, &h, &w] {
+        simd<T>([=, &h, &w] {
           max_pool_rows(in + plane * h.in * w.in * inner, h, w, o0, o1, inner, best, tap, candidate);
           for (std::int64_t i = 0; i < (o1 - o0) * row; ++i) out[first + i] = convert<T>(best[i]);
         });
