@@ -16,10 +16,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The first two ask for all the GPU's memory and count it: nothing runs beside them.
-words=(cuda_core cuda_memory cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops cuda_reductions
-  cuda_gradcheck cuda_conv_explain cuda_largest cuda_large parity parity_traces device_loader large_tensor
-  train_decoder_cuda examples)
+# The first three ask for all the GPU's memory, count it, or measure times: nothing runs beside them.
+words=(cuda_core cuda_memory train_decoder_cuda cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops
+  cuda_reductions cuda_gradcheck cuda_conv_explain cuda_largest cuda_large parity parity_traces device_loader
+  large_tensor examples)
 binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=120 budget=3600 known=''
 logs=build/gpu_test
 # docs/sanitizers.md says what a sanitizer's runs leave out, and why.
@@ -74,10 +74,10 @@ test_program() {
 export -f test_program
 
 if [ "$tests" != none ]; then
-  for word in "${words[@]:0:2}"; do
+  for word in "${words[@]:0:3}"; do
     ! grep -qE "$tests" <<<"$word" || test_program "$word"
   done | tee "$logs/tests.txt"
-  for word in "${words[@]:2}"; do
+  for word in "${words[@]:3}"; do
     if [ "$word" = cuda_conv ]; then printf 'cuda_conv %d 4\n' 0 1 2 3; else echo "$word"; fi
   done | { grep -E "$tests" || true; } | xargs -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |
     tee -a "$logs/tests.txt"
