@@ -59,22 +59,42 @@ TEST(Matmul, EqualsTheDefinitionForManySizes) {
 }
 
 TEST(Matmul, EqualsTheDefinitionInBlocks) {
-  const std::int64_t m = 101, k = 1100, n = 150;
-  const Tensor a = integers({m, k}, 1, DType::float32), b = integers({k, n}, 2, DType::float32);
-  const auto expected = define(a.to_vector<double>(), b.to_vector<double>(), 1, 101, 1100, 150, false, false);
-  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
-    limit_instruction_set(set);
-    for (int threads : {1, 3}) {
+  for (const auto& [m, k, n] :
+       {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {7, 9300, 100}, {1, 600, 1}}) {
+    const Tensor a = integers({m, k}, 1, DType::float32), b = integers({k, n}, 2, DType::float32);
+    const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+    const auto expected =
+        define(a.to_vector<double>(), b.to_vector<double>(), 1, size(m), size(k), size(n), false, false);
+    for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+      limit_instruction_set(set);
+      for (int threads : {1, 3}) {
+        set_num_threads(threads);
+        EXPECT_EQ(matmul(a, b).tensor().to_vector<double>(), expected) << m << "x" << k << "x" << n;
+      }
+    }
+  }
+}
+
+TEST(Matmul, TheBitsDoNotDependOnTheThreads) {
+  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {1, 600, 1}}) {
+    const Variable a = randn({m, k}), b = randn({k, n});
+    set_num_threads(1);
+    const auto alone = matmul(a, b).tensor().to_vector<float>();
+    for (int threads : {2, 3, 5}) {
       set_num_threads(threads);
-      EXPECT_EQ(matmul(a, b).tensor().to_vector<double>(), expected);
+      EXPECT_EQ(matmul(a, b).tensor().to_vector<float>(), alone) << m << "x" << k << "x" << n;
     }
   }
 }
 
 TEST(Matmul, TransposedFactorsOfEveryShape) {
   // The gradients multiply with transposed factors: a's is gy b^T, b's is a^T gy.
-  for (const auto& [m, k, n] :
-       {std::array<std::int64_t, 3>{3, 5, 7}, {70, 33, 17}, {17, 600, 40}, {1, 9, 100}}) {
+  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{3, 5, 7},
+                                {70, 33, 17},
+                                {17, 600, 40},
+                                {1, 9, 100},
+                                {20, 30, 1100},
+                                {1100, 30, 20}}) {
     const Variable a = Variable::parameter(integers({m, k}, 3)), b = Variable::parameter(integers({k, n}, 4));
     const Tensor gy = integers({m, n}, 5);
     Tape tape;
@@ -151,6 +171,13 @@ TEST(Linear, EqualsTheDefinition) {
   }
   EXPECT_EQ(linear(integers({5}, 1), integers({4, 5}, 2)).shape(), Shape{4});
   EXPECT_EQ(linear(integers({0, 5}, 1), integers({4, 5}, 2)).shape(), (Shape{0, 4}));
+}
+
+TEST(Linear, RectifiesLongSumsOnce) {
+  const Tensor x = integers({5, 2100}, 1, DType::float32), w = integers({9, 2100}, 2, DType::float32),
+               b = integers({9}, 3, DType::float32);
+  EXPECT_EQ(linear(x, w, b, 0.5).tensor().to_vector<double>(),
+            leaky_relu(linear(x, w, b), 0.5).tensor().to_vector<double>());
 }
 
 TEST(Linear, Gradients) {
