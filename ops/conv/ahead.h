@@ -14,12 +14,15 @@ namespace tapedeck::cpu {
 /// Appends the lines of `count` elements from `first` on.
 template <class T>
 void append_lines(const T* first, std::int64_t count, std::vector<const void*>& to) {
-  constexpr std::int64_t kLine = 64 / sizeof(T);
-  const std::size_t before = to.size();
-  const std::int64_t lines = (count + kLine - 1) / kLine;
-  to.resize(before + static_cast<std::size_t>(lines));
+  constexpr std::uintptr_t kLine = 64;
+  if (count <= 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(first),
+             end = begin + static_cast<std::uintptr_t>(count) * sizeof(T);
+  const std::size_t before = to.size(), lines = (end - 1) / kLine - begin / kLine + 1;
+  to.resize(before + lines);
   const void** next = to.data() + before;
-  for (std::int64_t i = 0; i < lines; ++i) next[i] = first + i * kLine;
+  for (std::size_t i = 0; i < lines; ++i)
+    next[i] = reinterpret_cast<const char*>(first) - begin % kLine + i * kLine;
 }
 
 /// Lines of memory, dealt to the calls of kernels in proportion to their work. Each thread has one, whose
