@@ -19,11 +19,12 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kPlaneBytes = 384 << 10;  // that are read, in the cache of a core
-constexpr std::int64_t kResultBytes = 12 << 10;  // of a channel, beside them
-constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
-constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them: lines of shorter ones are shared
-constexpr std::int64_t kItems = 16;              // that keep many threads busy
+constexpr std::int64_t kPlaneBytes = 384 << 10;   // that are read, in the cache of a core
+constexpr std::int64_t kResultBytes = 12 << 10;   // of a channel, beside them
+constexpr std::int64_t kStreamedBytes = 3 << 10;  // the same of what goes past the caches: in the nearest
+constexpr std::int64_t kStreamBytes = 16 << 20;   // of results from which on they go past the caches
+constexpr std::int64_t kStreamRow = 1 << 10;      // bytes of a row of them: lines of shorter ones are shared
+constexpr std::int64_t kItems = 16;               // that keep many threads busy
 
 template <class T>
 class Correlate {
@@ -48,7 +49,9 @@ class Correlate {
         pitch_(is_dense_ ? w_.count : band_.pitch),
         bands_((h_.count + band_.rows - 1) / band_.rows),
         step_rows_(step_rows()) {
-    for (std::int64_t r = 0; r < w_.to_step; ++r) phases_.push_back(r * result_phase());
+    for (std::int64_t r = 0; r < w_.to_step; ++r) {
+      phases_.push_back(w_.phases[static_cast<std::size_t>(r)].taps.empty() ? -1 : r * result_phase());
+    }
     pack(w.data<T>());
   }
 
@@ -80,15 +83,24 @@ class Correlate {
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (is_dense_ && !past_caches_) {
-            compute(channel, channels, rows, read, dealer, to + row * w_.to, plane);
-            rectify(to + row * w_.to, channels, rows * w_.to, plane);
+            compute(0, channel, channels, rows, read, dealer, to + row * w_.to, plane);
             continue;
           }
-          compute(channel, channels, rows, read, dealer, results.data(), result_channel());
-          rectify(results.data(), 1, channels * result_channel(), 0);
-          for (std::int64_t t = 0; t < channels; ++t) {
-            write(results.data() + t * result_channel(), channel + t, to + t * plane, row * h_.to_step,
-                  std::min(h_.to, (row + rows) * h_.to_step), joined.data());
+          for (std::int64_t r = 0; r < h_.to_step; ++r) {
+            const std::int64_t row_end = std::min(h_.to, (row + rows) * h_.to_step);
+            const std::int64_t first_row = row * h_.to_step + r;
+            const std::int64_t count = (row_end - first_row + h_.to_step - 1) / h_.to_step;
+            for (std::int64_t k = 0; past_caches_ && k < channels * count; ++k) {
+              // A line that two rows share is stored the usual way, which would wait for it.
+              const T* line = to + k / count * plane + (first_row + k % count * h_.to_step) * w_.to;
+              __builtin_prefetch(line, 1);
+              __builtin_prefetch(line + w_.to, 1);
+            }
+            compute(r, channel, channels, rows, read, dealer, results.data(), result_channel());
+            for (std::int64_t t = 0; t < channels; ++t) {
+              write(r, results.data() + t * result_channel(), channel + t, to + t * plane + first_row * w_.to,
+                    count, joined.data());
+            }
           }
         }
       }
@@ -105,12 +117,12 @@ class Correlate {
     return {i / bands_ / map_.groups, i / bands_ % map_.groups, row, std::min(band_.rows, h_.count - row)};
   }
   std::int64_t first_channel(std::int64_t panel) const { return map_.to_channels * panel / panels_; }
-  /// Elements of the results of a channel and of one of its phases.
+  /// Elements of a phase of rows of results of a channel and of a phase of columns of them.
   std::int64_t result_phase() const {
     const std::int64_t lanes = kernels_.lanes;  // aligned stores are cheaper
     return (step_rows_ * pitch_ + lanes - 1) / lanes * lanes + kernels_.plane_slack;
   }
-  std::int64_t result_channel() const { return h_.to_step * w_.to_step * result_phase(); }
+  std::int64_t result_channel() const { return w_.to_step * result_phase(); }
 
   /// Rows of a band: as many as the caches hold, but enough bands for the threads, all nearly equal.
   std::int64_t band_rows() const {
@@ -127,8 +139,8 @@ class Correlate {
   }
 
   std::int64_t step_rows() const {
-    const std::int64_t row = h_.to_step * w_.to_step * pitch_ * static_cast<std::int64_t>(sizeof(T));
-    return std::clamp<std::int64_t>(kResultBytes / row, 1, band_.rows);
+    const std::int64_t row = w_.to_step * pitch_ * static_cast<std::int64_t>(sizeof(T));
+    return std::clamp<std::int64_t>((past_caches_ ? kStreamedBytes : kResultBytes) / row, 1, band_.rows);
   }
 
   /// For each phase the places of its taps in the planes, channel by channel, and in the same order the
@@ -167,19 +179,23 @@ class Correlate {
                  });
   }
 
-  /// Results of all phases: [t][phase][row][pitch], channels `step` apart.
-  void compute(std::int64_t channel, std::int64_t channels, std::int64_t rows, const T* planes,
-               Dealer& dealer, T* results, std::int64_t step) const {
+  bool is_empty(std::int64_t r) const { return h_.phases[static_cast<std::size_t>(r)].taps.empty(); }
+
+  /// Results of phase r of rows: [t][phase of columns][row][pitch], channels `step` apart. Without taps there
+  /// are none.
+  void compute(std::int64_t r, std::int64_t channel, std::int64_t channels, std::int64_t rows,
+               const T* planes, Dealer& dealer, T* results, std::int64_t step) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
-    for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
-      const std::int64_t begin = begins_[phase];
-      if (h_.phases[phase / w_.phases.size()].taps.empty()) continue;
-      kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin,
-                          begins_[phase + 1] - begin, bias_ == nullptr ? nullptr : bias_ + channel,
-                          results + static_cast<std::int64_t>(phase) * result_phase(), step, channels,
-                          (rows - 1) * pitch_ + w_.count,
-                          dealer.deal(static_cast<double>(begins_[phase + 1] - begin))});
+    for (std::int64_t v = 0; v < w_.to_step; ++v) {
+      const auto phase = static_cast<std::size_t>(r * w_.to_step + v);
+      const std::int64_t begin = begins_[phase], end = begins_[phase + 1];
+      if (begin == end) continue;
+      kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin, end - begin,
+                          bias_ == nullptr ? nullptr : bias_ + channel, results + v * result_phase(), step,
+                          channels, (rows - 1) * pitch_ + w_.count,
+                          dealer.deal(static_cast<double>(end - begin))});
+      rectify(results + v * result_phase(), channels, (rows - 1) * pitch_ + w_.count, step);
     }
   }
 
@@ -187,51 +203,37 @@ class Correlate {
     if (negative_slope_ != 1) kernels_.rectify({x, rows, columns, step, negative_slope_});
   }
 
-  /// Rows [row, row_end) of the result of a channel; row is the first of a step.
-  void write(const T* results, std::int64_t channel, T* to, std::int64_t row, std::int64_t row_end,
-             T* joined) const {
-    const std::int64_t whole = w_.to / w_.to_step, rest = w_.to % w_.to_step;
-    for (std::int64_t r = 0; r < h_.to_step && row + r < row_end; ++r) {
-      const T* in = results + r * w_.to_step * result_phase();
-      const std::int64_t rows = (row_end - row - r + h_.to_step - 1) / h_.to_step;
-      const std::int64_t to_row = h_.to_step * w_.to;
-      T* const out = to + (row + r) * w_.to;
-      const bool empty = h_.phases[static_cast<std::size_t>(r)].taps.empty();
-      if (!past_caches_ && !empty) {
-        kernels_.join({in, out, phases_.data(), w_.to_step, whole, rows, pitch_, to_row});
-        for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
-          add_rest(in + m * pitch_, out + m * to_row, whole, rest);
-        }
-        continue;
+  /// `rows` rows of phase r of the result of a channel, from `to` on.
+  void write(std::int64_t r, const T* in, std::int64_t channel, T* to, std::int64_t rows, T* joined) const {
+    const std::int64_t whole = w_.to / w_.to_step, rest = w_.to % w_.to_step, to_row = h_.to_step * w_.to;
+    T start = bias_ == nullptr ? T(0) : bias_[channel];  // where there are no taps
+    rectify(&start, 1, 1, 0);
+    if (is_empty(r)) {
+      for (std::int64_t m = 0; m < rows; ++m) kernels_.fill(to + m * to_row, start, w_.to, past_caches_);
+    } else if (!past_caches_) {
+      kernels_.join({in, to, phases_.data(), w_.to_step, whole, rows, pitch_, to_row, start});
+      for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
+        add_rest(in + m * pitch_, to + m * to_row, whole, rest, start);
       }
-      if (is_dense_ && !empty) {
-        kernels_.stream(out, in, rows * w_.to);
-        continue;
-      }
-      if (empty) {
-        std::fill_n(joined, w_.to, bias_ == nullptr ? T(0) : bias_[channel]);
-        rectify(joined, 1, w_.to, 0);
-      }
+    } else if (is_dense_) {
+      kernels_.stream(to, in, rows * w_.to);
+    } else {
       for (std::int64_t m = 0; m < rows; ++m, in += pitch_) {
-        const T* line = joined;
-        if (!empty && w_.to_step > 1) {
-          kernels_.join({in, joined, phases_.data(), w_.to_step, whole});
-          add_rest(in, joined, whole, rest);
-        } else if (!empty) {
-          line = in;
+        const T* line = in;
+        if (w_.to_step > 1) {
+          kernels_.join({in, joined, phases_.data(), w_.to_step, whole, 1, 0, 0, start});
+          add_rest(in, joined, whole, rest, start);
+          line = joined;
         }
-        if (past_caches_) {
-          kernels_.stream(out + m * to_row, line, w_.to);
-        } else {
-          std::copy_n(line, w_.to, out + m * to_row);
-        }
+        kernels_.stream(to + m * to_row, line, w_.to);
       }
     }
   }
   /// The results of a row behind the last that all phases have.
-  void add_rest(const T* in, T* out, std::int64_t whole, std::int64_t rest) const {
+  void add_rest(const T* in, T* out, std::int64_t whole, std::int64_t rest, T start) const {
     for (std::int64_t r = 0; r < rest; ++r) {
-      out[whole * w_.to_step + r] = in[phases_[static_cast<std::size_t>(r)] + whole];
+      const std::int64_t at = phases_[static_cast<std::size_t>(r)];
+      out[whole * w_.to_step + r] = at < 0 ? start : in[at + whole];
     }
   }
 
@@ -250,7 +252,7 @@ class Correlate {
   const std::int64_t pitch_;                    // of results
   const std::int64_t bands_;                    // of an image
   const std::int64_t step_rows_;                // that are computed before they are written
-  std::vector<std::int64_t> phases_;            // of a row of results
+  std::vector<std::int64_t> phases_;            // of a row of results; -1: no taps
   std::vector<std::int64_t> offsets_, begins_;  // begins_: of a phase
   Scratch<T> weights_;
 };

@@ -8,7 +8,7 @@
 // lanes. In the transposed direction rows of x, which is the smaller, are copied between zeros; the other two
 // read y in place. Work is split into bands of rows of a channel that the nearest caches hold, so that a tap
 // finds there what another has read; for the weight gradient into channels and some parts of the images,
-// whose sums are added in order.
+// whose sums are added in order. There a row of y serves two rows of taps at once.
 //
 // Zeros around a row meet weights, so that weights that are not finite spoil results at the border.
 #include <algorithm>
@@ -25,6 +25,9 @@ constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kBandBytes = 64 << 10;    // of y, of a channel
 constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
 constexpr std::int64_t kParts = 16;              // of each sum of the weight gradient
+// Rows of a phase that a call of it sums, before the next phase's: memory is read nearly in order, as
+// processors foresee, and the ends of sums still cost little.
+constexpr std::int64_t kRowsOfSums = 4;
 
 std::int64_t in_vectors(std::int64_t columns) {
   return (columns + kLanes - 1) / kLanes * kLanes;
@@ -159,30 +162,54 @@ void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Te
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w) {
   const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
-  const std::int64_t band = band_rows(g, g.h.in), parts = std::min(kParts, g.n),
-                     taps = g.h.kernel * g.w.kernel;
+  const PlaneAxis h(g.h, Direction::transposed);
+  const std::int64_t parts = std::min(kParts, g.n), taps = g.h.kernel * g.w.kernel;
   const Scratch<float> sums(parts * w.count());
+  // Adds rows m*stride + r of a plane of y, begin <= m < end, for one tap of h or two that follow each other.
+  const auto add = [&](std::int64_t plane, std::int64_t r, std::int64_t begin, std::int64_t end,
+                       const PlaneTap* tap, std::int64_t count, float* to) {
+    if (begin >= end) return;
+    micro::PairTask task{};
+    task.at = -g.w.padding;
+    task.tap_count = g.w.kernel;
+    task.tap_rows = count;
+    task.from = y.data<float>() + (plane * g.h.out + begin * g.h.stride + r) * g.w.out;
+    task.from_row = g.h.stride * g.w.out;
+    task.to = to + tap->tap * g.w.kernel;
+    task.weight_row = g.h.tap_step() * g.w.kernel;
+    task.rows = end - begin;
+    task.count = g.w.in;
+    task.lanes = lanes.data();
+    task.x = x.data<float>() + (plane * g.h.in + begin + tap->shift) * g.w.in;
+    task.x_row = g.w.in;
+    task.tap_row = -g.h.input_step() * g.w.in;
+    micro::kernels<float>().pair_sums(task);
+  };
+  const auto add_rows = [&](std::int64_t plane, std::int64_t r, std::int64_t row, float* to) {
+    const PlanePhase& phase = h.phases[static_cast<std::size_t>(r)];
+    const std::int64_t end = std::clamp(phase.count, row, row + kRowsOfSums);
+    // The rows that meet rows of x by a tap; the next tap's begin and end later.
+    const auto first = [&](const PlaneTap& tap) { return std::clamp(-tap.shift, row, end); };
+    const auto last = [&](const PlaneTap& tap) { return std::clamp(g.h.in - tap.shift, row, end); };
+    std::size_t k = 0;
+    for (; k + 1 < phase.taps.size(); k += 2) {
+      const PlaneTap *const a = &phase.taps[k], *const b = a + 1;
+      add(plane, r, first(*a), std::min(last(*a), first(*b)), a, 1, to);
+      add(plane, r, first(*b), last(*a), a, 2, to);
+      add(plane, r, std::max(last(*a), first(*b)), last(*b), b, 1, to);
+    }
+    if (k < phase.taps.size())
+      add(plane, r, first(phase.taps[k]), last(phase.taps[k]), &phase.taps[k], 1, to);
+  };
   parallel_for(parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out),
                [&](std::int64_t begin, std::int64_t end) {
                  std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
                  for (std::int64_t i = begin; i < end; ++i) {
                    const std::int64_t part = i / g.ci, c = i % g.ci;
                    for (std::int64_t n = g.n * part / parts; n < g.n * (part + 1) / parts; ++n) {
-                     for (std::int64_t row = 0; row < g.h.in; row += band) {
-                       for (std::int64_t kh = 0; kh < g.h.kernel; ++kh) {
-                         const std::int64_t first = std::max(row, g.h.input_begin(kh)), plane = n * g.ci + c;
-                         micro::PairTask task{};
-                         task.at = -g.w.padding;
-                         task.tap_count = g.w.kernel;
-                         task.from = y.data<float>() + (plane * g.h.out + g.h.output(first, kh)) * g.w.out;
-                         task.from_row = g.h.stride * g.w.out;
-                         task.to = sums.data() + i * taps + kh * g.w.kernel;
-                         task.rows = std::min(row + band, g.h.input_end(kh)) - first;
-                         task.count = g.w.in;
-                         task.lanes = lanes.data();
-                         task.x = x.data<float>() + (plane * g.h.in + first) * g.w.in;
-                         task.x_row = g.w.in;
-                         micro::kernels<float>().pair_sums(task);
+                     for (std::int64_t row = 0; row < h.count; row += kRowsOfSums) {
+                       for (std::int64_t r = 0; r < g.h.stride; ++r) {
+                         add_rows(n * g.ci + c, r, row, sums.data() + i * taps);
                        }
                      }
                    }
@@ -192,8 +219,8 @@ void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, co
     float* const to = w.data<float>();
     std::copy(sums.data() + begin, sums.data() + end, to + begin);
     for (std::int64_t part = 1; part < parts; ++part) {
-      const float* const add = sums.data() + part * w.count();
-      for (std::int64_t i = begin; i < end; ++i) to[i] += add[i];
+      const float* const of_part = sums.data() + part * w.count();
+      for (std::int64_t i = begin; i < end; ++i) to[i] += of_part[i];
     }
   });
 }

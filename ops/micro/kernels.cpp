@@ -55,6 +55,7 @@ constexpr Kernels<T> kKernels = {
     .pair_sums = nullptr,
 #endif
     .stream = stream<T>,
+    .fill = fill<T>,
 };
 
 extern const Kernels<float> kernels32 = kKernels<float>;

@@ -111,8 +111,8 @@ struct PixelSums {
 };
 
 /// Phases of rows for r < step, i < count: for kernels.split out[offsets[r] + i] = in[i*step + r], except
-/// where offsets[r] is negative; for kernels.join out[i*step + r] = in[offsets[r] + i]. The same for `rows`
-/// rows.
+/// where offsets[r] is negative; for kernels.join out[i*step + r] = in[offsets[r] + i], or `start` where
+/// offsets[r] is negative. The same for `rows` rows.
 template <class T>
 struct Strided {
   const T* in;
@@ -120,6 +120,7 @@ struct Strided {
   const std::int64_t* offsets;
   std::int64_t step, count;
   std::int64_t rows = 1, in_row = 0, out_row = 0;  // between rows
+  T start = 0;
 };
 
 /// Rows of one channel at stride 2 along w: tap j of a row of the kernel takes element m of x to element
@@ -129,7 +130,8 @@ struct Strided {
 ///                  + the sum over k < tap_rows and j of weights[k,j] * from[i,k,m''], m'' that tap j takes
 ///                  there
 ///   gather_pairs   to[i,m] = start + the sum over k, j of weights[k,j] * from[i,k,2m + at + j]
-///   pair_sums      to[j] += the sum over i, m of x[i,m] * from[i,2m + at + j]
+///   pair_sums      to[k,j] += the sum over i, m of x[i,k,m] * from[i,2m + at + j] for k < tap_rows, 1 or 2:
+///                  tap_row lies between x's k, weight_row between those of `to`
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
 /// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
 /// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
@@ -204,6 +206,8 @@ struct Kernels {
   /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
   /// after an atomic read-modify-write, as the end of a parallel_for is one.
   void (*stream)(T* to, const T* from, std::int64_t count);
+  /// Writes `count` times the value, past the caches as stream or not.
+  void (*fill)(T* to, T value, std::int64_t count, bool past_caches);
 };
 
 /// The kernels for the instruction set of core/simd.h; T is float or double.

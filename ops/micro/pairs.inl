@@ -83,8 +83,17 @@ struct PairsOfRow {
   static constexpr int L = kLanes<float>;
   Vector<float> raw[2 * V + 2], halves[V][2];
 
+  /// Before the first advance() to element m.
   PairsOfRow(const float* row, std::int64_t m, const std::uint16_t* lanes) {
-    TAPEDECK_UNROLL for (int i = 0; i < 2 * V + 2; ++i) {
+    TAPEDECK_UNROLL for (int i = 0; i < 2; ++i) {
+      raw[2 * V + i] = load_lanes(row + 2 * m + (i - 1) * L, lanes[2 * m / L + i]);
+    }
+  }
+  /// To the vectors from m on, which follow those before.
+  void advance(const float* row, std::int64_t m, const std::uint16_t* lanes) {
+    raw[0] = raw[2 * V];
+    raw[1] = raw[2 * V + 1];
+    TAPEDECK_UNROLL for (int i = 2; i < 2 * V + 2; ++i) {
       raw[i] = load_lanes(row + 2 * m + (i - 1) * L, lanes[2 * m / L + i]);
     }
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
@@ -108,7 +117,8 @@ template <int Taps, int At, int V>
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[v][0] = broadcast(t.start);
   const float* weights = t.weights;
   for (std::int64_t i = 0; i < t.tap_rows; ++i, y += t.tap_row, weights += t.weight_row) {
-    const PairsOfRow<V> pairs(y, m, t.lanes);
+    PairsOfRow<V> pairs(y, m, t.lanes);
+    pairs.advance(y, m, t.lanes);
     for_each_constant<Taps>([&]<int k>() {
       const Vector<float> w = broadcast(weights[k]);
       TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
@@ -135,23 +145,34 @@ void gather_pairs(const PairTask& t) {
   }
 }
 
-template <int Taps, int At>
+template <int Taps, int At, int Rows>
 void pair_sums(const PairTask& t) {
   constexpr std::int64_t L = kLanes<float>;
-  Vector<float> sums[Taps] = {};
+  Vector<float> sums[Rows][Taps] = {};
   const float *y = t.from, *x = t.x;
   for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.x_row) {
+    PairsOfRow<1> pairs(y, 0, t.lanes);
     for (std::int64_t m = 0; m < t.count; m += L) {
-      const Vector<float> factor = load(x + m, part<float>(t.count, m));
-      const PairsOfRow<1> pairs(y, m, t.lanes);
-      for_each_constant<Taps>([&]<int k>() { sums[k] += factor * pairs.template of<PairTap<At, k>>(0); });
+      pairs.advance(y, m, t.lanes);
+      Vector<float> factors[Rows];
+      TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
+        factors[r] = load(x + r * t.tap_row + m, part<float>(t.count, m));
+      }
+      for_each_constant<Taps>([&]<int k>() {
+        const Vector<float> of_tap = pairs.template of<PairTap<At, k>>(0);
+        TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) sums[r][k] += factors[r] * of_tap;
+      });
     }
   }
-  for_each_constant<Taps>([&]<int k>() {
-    float lanes[L];
-    store(lanes, sums[k]);
-    for (const float lane : lanes) t.to[k] += lane;
-  });
+  Vector<float> columns[L] = {};  // of Rows * Taps sums each
+  TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
+    TAPEDECK_UNROLL for (int k = 0; k < Taps; ++k) columns[r * Taps + k] = sums[r][k];
+  }
+  float results[L];
+  store(results, sum_lanes<float>(columns));
+  for (int r = 0; r < Rows; ++r) {
+    for (int k = 0; k < Taps; ++k) t.to[r * t.weight_row + k] += results[r * Taps + k];
+  }
 }
 
 /// Calls f.template operator()<Taps, At>() for a task's.
@@ -169,7 +190,9 @@ inline void gather_any_pairs(const PairTask& t) {
   with_pair_taps(t, [&]<int Taps, int At>() { gather_pairs<Taps, At>(t); });
 }
 inline void any_pair_sums(const PairTask& t) {
-  with_pair_taps(t, [&]<int Taps, int At>() { pair_sums<Taps, At>(t); });
+  with_pair_taps(t, [&]<int Taps, int At>() {
+    t.tap_rows == 2 ? pair_sums<Taps, At, 2>(t) : pair_sums<Taps, At, 1>(t);
+  });
 }
 
 #endif

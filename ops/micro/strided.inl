@@ -85,26 +85,44 @@ void split_row(const Strided<T>& t, const T* in, T* out) {
   if (i < t.count) split_vectors<T, S, false>(t, in, out, i);
 }
 
-template <class T, int S, bool whole>
+/// Lane l of vector v of what is joined: of phase r if it belongs to that, else as it is.
+template <int L, int S, int v, int r>
+struct MergePhase {
+  static constexpr int at(int l) { return (v * L + l) % S == r ? L + (v * L + l) / S : l; }
+};
+
+/// `gaps`: whether there are phases without elements.
+template <class T, int S, bool whole, bool gaps>
 inline void join_vectors(const Strided<T>& t, const T* in, T* out, std::int64_t i) {
   constexpr int L = kLanes<T>;
-  Vector<T> x[S];
-  TAPEDECK_UNROLL for (int r = 0; r < S; ++r) {
-    const T* phase = in + t.offsets[r] + i;
-    x[r] = whole ? load(phase) : load(phase, part<T>(t.count, i));
+  const auto phase = [&](int r) {
+    const T* from = in + t.offsets[r] + i;
+    return whole ? load(from) : load(from, part<T>(t.count, i));
+  };
+  Vector<T> joined[S];
+  if constexpr (gaps) {
+    TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = broadcast(t.start);
+    for_each_constant<S>([&]<int r>() {
+      if (t.offsets[r] < 0) return;
+      const Vector<T> x = phase(r);
+      for_each_constant<S>([&]<int v>() { joined[v] = permute<MergePhase<L, S, v, r>>(joined[v], x); });
+    });
+  } else {
+    Vector<T> x[S];
+    TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = phase(r);
+    for_each_constant<S>([&]<int v>() { joined[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
   }
-  for_each_constant<S>([&]<int v>() {
-    const Vector<T> joined = merge<L, WantedOfJoin<L, S, v>>(x, x[0]);
+  TAPEDECK_UNROLL for (int v = 0; v < S; ++v) {
     T* to = out + i * S + v * L;
-    whole ? store(to, joined) : store(to, joined, part<T>(t.count * S, i * S + v * L));
-  });
+    whole ? store(to, joined[v]) : store(to, joined[v], part<T>(t.count * S, i * S + v * L));
+  }
 }
 
-template <class T, int S>
+template <class T, int S, bool gaps>
 void join_row(const Strided<T>& t, const T* in, T* out) {
   std::int64_t i = 0;
-  for (; i + kLanes<T> <= t.count; i += kLanes<T>) join_vectors<T, S, true>(t, in, out, i);
-  if (i < t.count) join_vectors<T, S, false>(t, in, out, i);
+  for (; i + kLanes<T> <= t.count; i += kLanes<T>) join_vectors<T, S, true, gaps>(t, in, out, i);
+  if (i < t.count) join_vectors<T, S, false, gaps>(t, in, out, i);
 }
 
 template <class T>
@@ -132,17 +150,22 @@ void split(const Strided<T>& t) {
 template <class T>
 void join(const Strided<T>& t) {
   if (t.step <= kMaxStep) {
+    bool gaps = false;
+    for (std::int64_t r = 0; r < t.step; ++r) gaps = gaps || t.offsets[r] < 0;
     return with_constant<kMaxStep>(t.step, [&]<int S>() {
       for (std::int64_t row = 0; row < t.rows; ++row) {
-        join_row<T, S>(t, t.in + row * t.in_row, t.out + row * t.out_row);
+        const T* in = t.in + row * t.in_row;
+        T* out = t.out + row * t.out_row;
+        gaps ? join_row<T, S, true>(t, in, out) : join_row<T, S, false>(t, in, out);
       }
     });
   }
   for (std::int64_t row = 0; row < t.rows; ++row) {
     for (std::int64_t r = 0; r < t.step; ++r) {
-      const T* in = t.in + row * t.in_row + t.offsets[r];
+      const std::int64_t at = t.offsets[r];
+      const T* in = t.in + row * t.in_row + at;
       T* out = t.out + row * t.out_row + r;
-      for (std::int64_t i = 0; i < t.count; ++i) out[i * t.step] = in[i];
+      for (std::int64_t i = 0; i < t.count; ++i) out[i * t.step] = at < 0 ? t.start : in[i];
     }
   }
 }
@@ -178,20 +201,35 @@ inline void store_past_caches(T* to, Vector<T> v) {
 #endif
 }
 
+/// How many of `count` elements lie before the first whole line of memory.
+template <class T>
+inline std::int64_t before_line(const T* to, std::int64_t count) {
+  constexpr std::uintptr_t kLine = 64;
+  const auto head =
+      static_cast<std::int64_t>((-reinterpret_cast<std::uintptr_t>(to) & (kLine - 1)) / sizeof(T));
+  return head < count ? head : count;
+}
+
 /// Stores past the caches, whole lines of the target.
 template <class T>
 void stream(T* to, const T* from, std::int64_t count) {
 #if defined(__SSE2__)
-  constexpr std::int64_t kLine = 64;
-  std::int64_t head = -reinterpret_cast<std::intptr_t>(to) & (kLine - 1);
-  head /= static_cast<std::int64_t>(sizeof(T));
-  if (head > count) head = count;
-  for (std::int64_t i = 0; i < head; ++i) to[i] = from[i];
-  std::int64_t i = head;
+  std::int64_t i = before_line(to, count);
+  for (std::int64_t k = 0; k < i; ++k) to[k] = from[k];
   for (constexpr std::int64_t L = kLanes<T>; i + L <= count; i += L)
     store_past_caches(to + i, load(from + i));
   for (; i < count; ++i) to[i] = from[i];
 #else
   for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
 #endif
+}
+
+template <class T>
+void fill(T* to, T value, std::int64_t count, bool past_caches) {
+  constexpr std::int64_t L = kLanes<T>;
+  const Vector<T> v = broadcast(value);
+  std::int64_t i = past_caches ? before_line(to, count) : 0;
+  for (std::int64_t k = 0; k < i; ++k) to[k] = value;
+  for (; i + L <= count; i += L) past_caches ? store_past_caches(to + i, v) : store(to + i, v);
+  for (; i < count; ++i) to[i] = value;
 }
