@@ -24,6 +24,7 @@ constexpr std::int64_t kResultBytes = 12 << 10;   // of a channel, beside them
 constexpr std::int64_t kStreamedBytes = 3 << 10;  // the same of what goes past the caches: in the nearest
 constexpr std::int64_t kStreamBytes = 16 << 20;   // of results from which on they go past the caches
 constexpr std::int64_t kStreamRow = 1 << 10;      // bytes of a row of them: lines of shorter ones are shared
+constexpr std::int64_t kAskedBytes = 2 << 20;     // of results from which on no near cache has them
 constexpr std::int64_t kItems = 16;               // that keep many threads busy
 
 template <class T>
@@ -43,6 +44,7 @@ class Correlate {
         panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
         past_caches_(to.bytes() >= kStreamBytes &&
                      w_.to * static_cast<std::int64_t>(sizeof(T)) >= kStreamRow),
+        is_far_(!past_caches_ && to.bytes() >= kAskedBytes),
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows()),
         dense_(band_),
@@ -63,6 +65,7 @@ class Correlate {
       const Scratch<T> results(kernels_.plane_rows * result_channel());
       const Scratch<T> joined(w_.to);
       Dealer& dealer = Dealer::of_this_thread();
+      std::vector<const void*> next_lines;
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
         band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
@@ -70,10 +73,12 @@ class Correlate {
         if (is_dense_) dense_.load(planes.data(), map_.from_channels, dense.data());
         const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
         std::vector<const void*>& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
+        next_lines.clear();
         if (i + 1 < end) {
           band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
-                                  next.row, lines);
+                                  next.row, is_far_ ? next_lines : lines);
         }
+        if (is_far_) append_results(item, next_lines, lines);
         for (std::int64_t part = 0; part < parts; ++part) {
           const std::int64_t panel = part / steps, done = part % steps * step_rows_;
           const std::int64_t rows = std::min(step_rows_, item.rows - done), row = item.row + done;
@@ -179,6 +184,24 @@ class Correlate {
                  });
   }
 
+  /// Appends the lines of an item's results in the order in which they are written, and between them
+  /// `others`.
+  void append_results(const Item& item, const std::vector<const void*>& others,
+                      std::vector<const void*>& to) const {
+    const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
+    const auto all = static_cast<std::int64_t>(others.size());
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const std::int64_t begin = part % steps * step_rows_, end = std::min(item.rows, begin + step_rows_);
+      const std::int64_t row = (item.row + begin) * h_.to_step,
+                         row_end = std::min(h_.to, (item.row + end) * h_.to_step);
+      for (std::int64_t t = first_channel(part / steps); t < first_channel(part / steps + 1); ++t) {
+        const std::int64_t plane = (item.n * map_.groups + item.group) * map_.to_channels + t;
+        append_lines(to_.data<T>() + (plane * h_.to + row) * w_.to, (row_end - row) * w_.to, to);
+      }
+      to.insert(to.end(), others.begin() + all * part / parts, others.begin() + all * (part + 1) / parts);
+    }
+  }
+
   bool is_empty(std::int64_t r) const { return h_.phases[static_cast<std::size_t>(r)].taps.empty(); }
 
   /// Results of phase r of rows: [t][phase of columns][row][pitch], channels `step` apart. Without taps there
@@ -244,8 +267,8 @@ class Correlate {
   const T* const bias_;
   const T negative_slope_;
   const micro::Kernels<T>& kernels_;
-  const std::int64_t panels_;  // of result channels of a group
-  const bool past_caches_;
+  const std::int64_t panels_;        // of result channels of a group
+  const bool past_caches_, is_far_;  // results: stored past the caches, or asked for before
   const bool is_dense_;
   const PlaneBand band_;
   const DenseBand dense_;
