@@ -105,6 +105,17 @@ TEST_F(CudaStreams, ATensorThatIsDroppedWhileItIsCopiedToStays) {
   EXPECT_EQ(sum(ones).item(), kSide * kSide);
 }
 
+/// A step from x[0] towards x[1]; its loss.
+template <class Model>
+Tensors regress(Model& model, optim::Adam& adam, const Tensors& x) {
+  adam.zero_grad();
+  Tape tape;
+  const Variable loss = nn::mse_loss(model(x[0]), x[1]);
+  tape.backward(loss);
+  adam.step();
+  return {loss.tensor()};
+}
+
 TEST_F(CudaStreams, AModelOfOneStreamIsCapturedOnAnother) {
   // The gradients of the first, eager step are those of one stream; while the other is captured they are
   // freed, and events cannot be recorded there. A twin stays on its stream, and is not captured.
@@ -113,14 +124,7 @@ TEST_F(CudaStreams, AModelOfOneStreamIsCapturedOnAnother) {
     nn::Linear model({.in_features = 200, .out_features = 100}, generator);
     model.to(kCuda);
     optim::Adam adam(model.parameters(), {.lr = 1e-3});
-    const auto run = [&](const Tensors& x) -> Tensors {
-      adam.zero_grad();
-      Tape tape;
-      const Variable loss = nn::mse_loss(model(x[0]), x[1]);
-      tape.backward(loss);
-      adam.step();
-      return {loss.tensor()};
-    };
+    const auto run = [&](const Tensors& x) { return regress(model, adam, x); };
     const Tensors x{random_tensor({7, 200}, {}, -1, 1).to(kCuda),
                     random_tensor({7, 100}, {}, -1, 1).to(kCuda)};
     std::vector<double> losses{run(x)[0].item()};
@@ -145,14 +149,7 @@ TEST_F(CudaStreams, TrainingOnOneIsTrainingOnAnother) {
     SmallDecoder model(generator);
     model.to(kCuda);
     optim::Adam adam(model.parameters(), {.lr = 1e-2});
-    const auto run = [&](const Tensors& x) -> Tensors {
-      adam.zero_grad();
-      Tape tape;
-      const Variable loss = nn::mse_loss(model(x[0]), x[1]);
-      tape.backward(loss);
-      adam.step();
-      return {loss.tensor()};
-    };
+    const auto run = [&](const Tensors& x) { return regress(model, adam, x); };
     CapturedStep step(kCuda, run);
     std::vector<double> losses;
     for (int i = 0; i < (is_sanitized() ? 3 : 20); ++i) {
