@@ -51,6 +51,12 @@ std::shared_ptr<unsigned> Storage::largest(std::uint64_t capture) const {
   return known && Context::current(device_).stream() == stream_ ? largest_ : nullptr;
 }
 
+std::shared_ptr<void> Storage::companion(std::shared_ptr<void> (*make)()) {
+  const std::lock_guard lock(companion_mutex_);
+  if (!companion_) companion_ = make();
+  return companion_;
+}
+
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   check(options.layout == Layout::nchw || shape.rank() == 4, "tensor: layout nhwc needs rank 4, not ", shape);
   std::size_t bytes = 0;

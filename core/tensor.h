@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -52,6 +53,10 @@ class Storage {
     if (knows_.load(std::memory_order_relaxed)) knows_.store(false, std::memory_order_relaxed);
   }
 
+  /// What goes with the bytes and dies with the storage; the first who asks makes it. One type for all
+  /// storages (ops/conv/made_of.h). Any thread may call it.
+  std::shared_ptr<void> companion(std::shared_ptr<void> (*make)());
+
  private:
   std::atomic<std::uint64_t> version_ = 0;
   Device device_;
@@ -62,6 +67,8 @@ class Storage {
   std::shared_ptr<unsigned> largest_;
   std::uint64_t capture_ = 0;  // in which largest_ was set
   std::atomic<bool> knows_ = false;
+  std::mutex companion_mutex_;
+  std::shared_ptr<void> companion_;
 };
 
 /// What a new tensor is made of, besides its shape.
@@ -165,6 +172,9 @@ class Tensor {
   /// Storage::set_largest() and largest(), for handles on all of its bytes.
   void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) const;
   std::shared_ptr<unsigned> largest(std::uint64_t capture) const;
+
+  /// Storage::companion().
+  std::shared_ptr<void> companion(std::shared_ptr<void> (*make)()) const { return storage_->companion(make); }
 
   /// Whether both handles share their storage.
   bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }

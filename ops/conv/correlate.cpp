@@ -14,6 +14,7 @@
 #include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/planes.h>
+#include <tapedeck/ops/micro/made_of.h>
 
 namespace tapedeck::cpu {
 
@@ -54,7 +55,7 @@ class Correlate {
     for (std::int64_t r = 0; r < w_.to_step; ++r) {
       phases_.push_back(w_.phases[static_cast<std::size_t>(r)].taps.empty() ? -1 : r * result_phase());
     }
-    pack(w.data<T>());
+    pack(w);
   }
 
   void run() {
@@ -150,11 +151,18 @@ class Correlate {
 
   /// For each phase the places of its taps in the planes, channel by channel, and in the same order the
   /// weights of each panel: [group][panel][phase][channel, tap][t].
-  void pack(const T* w) {
+  void pack(const Tensor& w) {
     std::vector<std::int64_t> places;  // of a weight, in [f][tap]
+    MadeKey key{Maker::planes,
+                {static_cast<std::int64_t>(map_.direction), map_.groups, map_.from_channels, map_.to_channels,
+                 map_.taps()}};
     for (const PlanePhase& h : h_.phases) {
       for (const PlanePhase& v : w_.phases) {
         begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+        for (const PlaneTap& kh : h.taps) {
+          for (const PlaneTap& kw : v.taps) key.sizes.push_back(kh.tap * kernel_w_ + kw.tap);
+        }
+        key.sizes.push_back(-1);  // the end of a phase
         for (std::int64_t f = 0; f < map_.from_channels; ++f) {
           for (const PlaneTap& kh : h.taps) {
             for (const PlaneTap& kw : v.taps) {
@@ -167,8 +175,12 @@ class Correlate {
       }
     }
     begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+    weights_ = made_of<T>(w, std::move(key), [&] { return panels_of(w.data<T>(), places); });
+  }
+
+  Scratch<T> panels_of(const T* w, const std::vector<std::int64_t>& places) const {
     const auto depth = static_cast<std::int64_t>(places.size());
-    weights_ = Scratch<T>(map_.groups * map_.to_channels * depth);
+    const Scratch<T> weights(map_.groups * map_.to_channels * depth);
     const std::int64_t step = map_.weight_index(0, 0, 1, 0);
     parallel_for(map_.groups * panels_, 1 + (1 << 14) / (1 + depth * kernels_.plane_rows),
                  [&](std::int64_t begin, std::int64_t end) {
@@ -176,12 +188,13 @@ class Correlate {
                      const std::int64_t group = i / panels_, first = first_channel(i % panels_);
                      const std::int64_t rows = first_channel(i % panels_ + 1) - first;
                      const T* in = w + map_.weight_index(group, 0, first, 0);
-                     T* out = weights_.data() + (group * map_.to_channels + first) * depth;
+                     T* out = weights.data() + (group * map_.to_channels + first) * depth;
                      for (std::int64_t place : places) {
                        for (std::int64_t t = 0; t < rows; ++t) *out++ = in[place + t * step];
                      }
                    }
                  });
+    return weights;
   }
 
   /// Appends the lines of an item's results in the order in which they are written, and between them

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>
+#include <tapedeck/ops/micro/made_of.h>
 
 namespace tapedeck::cpu {
 
@@ -38,7 +39,7 @@ std::int64_t slot(const ConvMap& map, std::int64_t k) {
 /// One transpose for some channels of a panel: of the plain direction, whose weights have a row for each
 /// result channel, all channels that are read and all taps; of the other, one channel that is read.
 template <class T>
-void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed) {
+void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed, T* weights) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t taps = map.taps(), channels = map.from_channels;
   const std::int64_t together = map.direction == Direction::plain ? std::min<std::int64_t>(channels, 32) : 1;
@@ -50,7 +51,7 @@ void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed) {
                    const Panel& p = packed.panels[static_cast<std::size_t>(i / steps)];
                    const std::int64_t f = i % steps * together,
                                       count = std::min(together, channels - f) * taps;
-                   T* to = packed.weights.data() + p.offset + f * p.width;
+                   T* to = weights + p.offset + f * p.width;
                    for (std::int64_t k = 0; k < count; ++k) {
                      const std::int64_t at = (slot(map, k % taps) * channels + k / taps) * p.width;
                      offsets[static_cast<std::size_t>(k)] = at;
@@ -64,12 +65,12 @@ void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed) {
 }
 
 template <class T>
-void pack_thin(const ConvMap& map, const T* from, const Packed<T>& packed) {
+void pack_thin(const ConvMap& map, const T* from, const Packed<T>& packed, T* weights) {
   const std::int64_t taps = map.taps();
   for (const Panel& p : packed.panels) {
     for (std::int64_t i = 0; i < p.columns * taps; ++i) {
       const std::int64_t t = i / taps, k = i % taps;
-      T* to = packed.weights.data() + p.offset + (t * taps + slot(map, k)) * packed.depth;
+      T* to = weights + p.offset + (t * taps + slot(map, k)) * packed.depth;
       for (std::int64_t f = 0; f < packed.depth; ++f) {
         to[f] = f < map.from_channels ? from[map.weight_index(p.group, f, p.channel + t, k)] : T(0);
       }
@@ -78,11 +79,11 @@ void pack_thin(const ConvMap& map, const T* from, const Packed<T>& packed) {
 }
 
 template <class T>
-void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed) {
+void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed, T* weights) {
   for (const Panel& p : packed.panels) {
     for (std::int64_t i = 0; i < map.taps() * map.from_channels; ++i) {
       const std::int64_t k = i / map.from_channels, f = i % map.from_channels;
-      T* to = packed.weights.data() + p.offset + (slot(map, k) * map.from_channels + f) * p.width;
+      T* to = weights + p.offset + (slot(map, k) * map.from_channels + f) * p.width;
       for (std::int64_t lane = 0; lane < p.width; ++lane) {
         const std::int64_t t = p.channel + lane;
         to[lane] =
@@ -95,7 +96,7 @@ void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed
 }  // namespace
 
 template <class T>
-Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor& bias) {
+Packed<T> without_weights(const ConvMap& map, Lanes lane_use, const Tensor& bias) {
   const auto& kernels = micro::kernels<T>();
   const std::int64_t lanes = kernels.lanes, taps = map.taps(), all = map.groups * map.to_channels;
   Packed<T> packed;
@@ -115,21 +116,9 @@ Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor
   }
   packed.panels = make_panels(groups, channels, unit, most, taps * packed.depth);
   packed.width = packed.panels.back().width;
-  packed.weights = Scratch<T>(packed.panels.back().offset + packed.width * taps * packed.depth);
-  switch (packed.lanes) {
-    case Lanes::wide:
-      packed.tile = kernels.tile_rows[packed.width / lanes];
-      pack_wide(map, w.data<T>(), packed);
-      break;
-    case Lanes::thin:
-      packed.tile = std::min<std::int64_t>(8, lanes / packed.width);
-      pack_thin(map, w.data<T>(), packed);
-      break;
-    case Lanes::channelwise:
-      packed.tile = 4;
-      pack_channelwise(map, w.data<T>(), packed);
-      break;
-  }
+  packed.tile = packed.lanes == Lanes::wide   ? kernels.tile_rows[packed.width / lanes]
+                : packed.lanes == Lanes::thin ? std::min<std::int64_t>(8, lanes / packed.width)
+                                              : 4;
   if (bias.defined()) {
     const std::int64_t zeros = lanes * kernels.max_vectors;
     packed.has_start = true;
@@ -140,6 +129,37 @@ Packed<T> pack(const ConvMap& map, Lanes lane_use, const Tensor& w, const Tensor
   return packed;
 }
 
+template <class T>
+Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tensor& w) {
+  const Scratch<T> to(packed.panels.back().offset + packed.width * map.taps() * packed.depth);
+  switch (packed.lanes) {
+    case Lanes::wide:
+      pack_wide(map, w.data<T>(), packed, to.data());
+      break;
+    case Lanes::thin:
+      pack_thin(map, w.data<T>(), packed, to.data());
+      break;
+    case Lanes::channelwise:
+      pack_channelwise(map, w.data<T>(), packed, to.data());
+      break;
+  }
+  return to;
+}
+
+template <class T>
+Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias) {
+  Packed<T> packed = without_weights<T>(map, lanes, bias);
+  MadeKey key{Maker::windows,
+              {static_cast<std::int64_t>(map.direction), static_cast<std::int64_t>(lanes), map.groups,
+               map.from_channels, map.to_channels, static_cast<std::int64_t>(map.h.slot_of_tap.size())}};
+  key.sizes.insert(key.sizes.end(), map.h.slot_of_tap.begin(), map.h.slot_of_tap.end());
+  key.sizes.insert(key.sizes.end(), map.w.slot_of_tap.begin(), map.w.slot_of_tap.end());
+  packed.weights = made_of<T>(w, std::move(key), [&] { return pack_weights(map, packed, w); });
+  return packed;
+}
+
+template Packed<float> without_weights<float>(const ConvMap&, Lanes, const Tensor&);
+template Scratch<float> pack_weights<float>(const ConvMap&, const Packed<float>&, const Tensor&);
 template Packed<float> pack<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 template Packed<double> pack<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 

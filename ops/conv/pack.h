@@ -35,7 +35,13 @@ struct Packed {
   bool has_start = false;
 };
 
-/// The weights of a call for such lanes; bias may be undefined.
+/// What a call has for such lanes, but the weights; bias may be undefined.
+template <class T>
+Packed<T> without_weights(const ConvMap& map, Lanes lanes, const Tensor& bias);
+/// The weights for it.
+template <class T>
+Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tensor& w);
+/// All of it; the weights are kept with w for the next call (ops/micro/made_of.h).
 template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias);
 

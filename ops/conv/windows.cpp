@@ -5,9 +5,9 @@
 // for both directions of a ConvMap. `from` is read as channels-last pixels (in place, or a copy of a block of
 // images), so the channels of a position are a stretch of memory and a window is a few such runs; nothing is
 // padded, nothing is gathered. A tile of results are pixels with equal slots: neighbours of a phase along w,
-// or, where maps are tiny, the same position of several images. The weights are packed once per call (pack.h)
-// so that the runs of a window are stretches of a panel too. Results of an nchw tensor go through a block in
-// cache and are transposed out.
+// or, where maps are tiny, the same position of several images. The weights are packed (pack.h) so that the
+// runs of a window are stretches of a panel too. Results of an nchw tensor go through a block in cache and
+// are transposed out.
 //
 // Work is split over panels, images and rows of results, each of which is computed by one thread in one
 // order.

@@ -8,8 +8,8 @@
 //   results            [panel][pixel][lane]              output map and bias
 //
 // The products of sources of unlike taps meet in the points that they share. Everything lies in the cache of
-// a core. At last the results are transposed to planes. Weights are packed as for windows.cpp and mapped once
-// per call. Each result is computed by one thread in one order.
+// a core. At last the results are transposed to planes. Weights are packed as for windows.cpp and mapped, and
+// kept so. Each result is computed by one thread in one order.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/ahead.h>
@@ -17,6 +17,7 @@
 #include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv/pixels.h>
 #include <tapedeck/ops/conv/winograd.h>
+#include <tapedeck/ops/micro/made_of.h>
 
 namespace tapedeck::cpu {
 
@@ -50,7 +51,7 @@ class Winograd {
         from_(from),
         to_(to),
         kernels_(micro::kernels<float>()),
-        packed_(pack<float>(map_, Lanes::wide, w, bias)),
+        packed_(without_weights<float>(map_, Lanes::wide, bias)),
         axis_h_(winograd_phases(g.h, direction)),
         axis_w_(winograd_phases(g.w, direction)),
         depth_((map_.from_channels + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes),
@@ -59,7 +60,7 @@ class Winograd {
         negative_slope_(static_cast<float>(negative_slope)) {
     std::fill_n(zeros_.data(), depth_, 0.0F);
     make_phases();
-    map_weights();
+    if (all_points_ > 0) weights_ = made_of<float>(w, key(), [&] { return map_weights(w); });
     choose_item();
   }
 
@@ -147,17 +148,17 @@ class Winograd {
   }
 
   /// Panels of mapped weights: [point of a source][channel][lane].
-  void map_weights() {
-    if (all_points_ == 0) return;  // no tap reaches a result
+  Scratch<float> map_weights(const Tensor& w) const {
+    const Scratch<float> packed = pack_weights(map_, packed_, w);
     const std::int64_t channels = map_.from_channels, taps = map_.taps();
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
-    weights_ = Scratch<float>(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
+    const Scratch<float> mapped(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
     parallel_for(static_cast<std::int64_t>(packed_.panels.size()) * channels,
                  1 + (1 << 12) / (taps * packed_.width), [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i) {
                      const Panel& p = packed_.panels[static_cast<std::size_t>(i / channels)];
-                     const float* in = packed_.weights.data() + p.offset + i % channels * p.width;
-                     float* out = weights_.data() + panel_offset(p) + i % channels * p.width;
+                     const float* in = packed.data() + p.offset + i % channels * p.width;
+                     float* out = mapped.data() + panel_offset(p) + i % channels * p.width;
                      for (const Phase& phase : phases_) {
                        for (const Part& part : phase.parts) {
                          const float* from[9];
@@ -180,6 +181,22 @@ class Winograd {
                      }
                    }
                  });
+    return mapped;
+  }
+  /// Of mapped weights: the channels, and the taps of each source.
+  MadeKey key() const {
+    MadeKey key{Maker::winograd,
+                {static_cast<std::int64_t>(map_.direction), map_.groups, map_.from_channels, map_.to_channels,
+                 static_cast<std::int64_t>(map_.w.slot_of_tap.size())}};
+    for (const Phase& phase : phases_) {
+      for (const Part& part : phase.parts) {
+        for (const std::vector<std::int64_t>* taps : {&part.h->taps, &part.w->taps}) {
+          key.sizes.push_back(static_cast<std::int64_t>(taps->size()));
+          key.sizes.insert(key.sizes.end(), taps->begin(), taps->end());
+        }
+      }
+    }
+    return key;
   }
   std::int64_t panel_offset(const Panel& p) const { return p.offset / map_.taps() * all_points_; }
 
