@@ -295,7 +295,6 @@ TEST(MadeOf, TheSteadyStateTakesNoMemory) {
   for (int call = 0; call < 3; ++call) (void)network.results();
   EXPECT_EQ(memory_stats().in_use, before.in_use);
   EXPECT_EQ(memory_stats().peak_in_use, before.peak_in_use);
-  EXPECT_EQ(memory_stats().device_allocations, before.device_allocations);
 }
 
 TEST(MadeOf, ThreadsShareWeights) {
