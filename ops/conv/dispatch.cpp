@@ -208,7 +208,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                                      : depthwise_transposed(g, a, b, start, out, slope);
                         }
                       }
-                      windows<T>(ConvMap(g, direction), lanes_of(path), a, b, start, out, slope);
+                      windows<T>(g, direction, lanes_of(path), a, b, start, out, slope);
                     });
 }
 

@@ -9,8 +9,8 @@ namespace tapedeck::cpu {
 
 /// windows.cpp. `w` and `bias` row-major, bias may be undefined; any layouts of `from` and `to`.
 template <class T>
-void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
-             const Tensor& to, double negative_slope);
+void windows(const ConvTranspose2dGeometry& g, Direction direction, Lanes lanes, const Tensor& from,
+             const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope);
 
 /// correlate.cpp. `from` and `to` nchw; w row-major, bias may be undefined.
 template <class T>

@@ -7,10 +7,30 @@
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/ahead.h>
+#include <tapedeck/ops/conv/plan.h>
 #include <tapedeck/ops/micro/kernels.h>
 #include <tapedeck/ops/micro/scratch.h>
 
 namespace tapedeck::cpu {
+
+/// Rows first, first + step, ... of the images of a tensor; all of them, if nothing is said.
+struct Images {
+  Images(const Tensor& t) : tensor(t), rows(t.size(2)) {}  // NOLINT(google-explicit-constructor)
+  Images(const Tensor& t, const ReadRows& read)
+      : tensor(t), rows(read.geometry.h.out), first(read.first), step(read.step) {}
+
+  const Tensor& tensor;
+  std::int64_t rows, first = 0, step = 1;
+
+  std::int64_t width() const { return tensor.size(3); }
+  /// Where row `row` of image n begins: of its first channel, if the tensor is nchw.
+  template <class T>
+  const T* at(std::int64_t n, std::int64_t row) const {
+    const std::int64_t c = tensor.size(1), w = width();
+    const bool planar = tensor.layout() == Layout::nchw;
+    return tensor.data<T>() + (n * c * tensor.size(2) + (first + row * step) * (planar ? 1 : c)) * w;
+  }
+};
 
 /// Images as kernels read them, the channels of a pixel and a group side by side: those of pixel (n,h,w) are
 /// at data + group*group_step + n*image_step + h*h_step + w*w_step.
@@ -20,11 +40,11 @@ struct Pixels {
   std::int64_t image_step = 0, h_step = 0, w_step = 0, group_step = 0;
 };
 
-/// The steps of a tensor [n,c,h,w] that is nhwc already, of so many groups.
+/// The steps of images that are nhwc already, of so many groups.
 template <class T>
-Pixels<T> pixels_of(const Tensor& nhwc, std::int64_t groups = 1) {
-  const std::int64_t c = nhwc.size(1), h = nhwc.size(2), w = nhwc.size(3);
-  return {nhwc.data<T>(), h * w * c, w * c, c, c / groups};
+Pixels<T> pixels_of(const Images& nhwc, std::int64_t groups = 1) {
+  const std::int64_t c = nhwc.tensor.size(1), row = nhwc.width() * c;
+  return {nhwc.at<T>(0, 0), nhwc.tensor.size(2) * row, nhwc.step * row, c, c / groups};
 }
 
 /// The groups whose pixels are best copied apart: what a kernel reads of a group is then near, where pixels
@@ -64,16 +84,14 @@ void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::i
   }
 }
 
-/// Copies images [begin, end) of a tensor of either layout to `to`, whose steps are those of `like`; the
+/// Copies images [begin, end), of either layout, to `to`, whose steps are those of `like`; the
 /// channels of each group are padded with zeros to `padded`.
 template <class T>
-void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
+void copy_pixels(const Images& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
                  std::int64_t padded, T* to, std::int64_t groups = 1) {
-  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3), count = c * h * w;
-  const T* from = images.data<T>();
-  const bool planar = images.layout() == Layout::nchw;
+  const std::int64_t c = images.tensor.size(1), h = images.rows, w = images.width();
   // Rows of an image that are copied at once: whole planes have equal steps in both axes.
-  const bool whole = like.h_step == w * like.w_step;
+  const bool whole = like.h_step == w * like.w_step && images.step == 1;
   const std::int64_t band = whole ? std::min<std::int64_t>(h, (1023 + w) / w) : 1,
                      bands = (h + band - 1) / band;
   parallel_for((end - begin) * bands, 1 + (1 << 14) / (c * band * w),
@@ -81,21 +99,21 @@ void copy_pixels(const Tensor& images, std::int64_t begin, std::int64_t end, con
                  for (std::int64_t i = first; i < last; ++i) {
                    const std::int64_t n = i / bands, row = i % bands * band, rows = std::min(band, h - row);
                    T* out = to + n * like.image_step + row * like.h_step;
-                   const T* in = from + (begin + n) * count + row * w * (planar ? 1 : c);
-                   copy_channels(images, in, rows * w, groups, padded, out, like.w_step, like.group_step);
+                   copy_channels(images.tensor, images.at<T>(begin + n, row), rows * w, groups, padded, out,
+                                 like.w_step, like.group_step);
                  }
                });
 }
 
-/// Copies rows [row, row + rows) of image n of a tensor of either layout to `to`, pixels of `padded` elements
+/// Copies rows [row, row + rows) of image n, of either layout, to `to`, pixels of `padded` elements
 /// one after the other, and groups `group_step` apart.
 template <class T>
-void copy_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t padded,
+void copy_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t padded,
                T* to, std::int64_t groups = 1, std::int64_t group_step = 0) {
-  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
-  const bool planar = images.layout() == Layout::nchw;
-  const T* in = images.data<T>() + n * c * h * w + row * w * (planar ? 1 : c);
-  copy_channels(images, in, rows * w, groups, padded, to, padded, group_step);
+  const std::int64_t together = images.step == 1 ? rows : 1, count = together * images.width();
+  for (const std::int64_t end = row + rows; row < end; row += together, to += count * padded) {
+    copy_channels(images.tensor, images.at<T>(n, row), count, groups, padded, to, padded, group_step);
+  }
 }
 
 /// Rows [begin, end).
@@ -121,14 +139,15 @@ void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, co
 
 /// The lines of memory that the same copy reads, for kernels to ask for before.
 template <class T>
-void lines_of_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::int64_t rows,
+void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows,
                    std::vector<const void*>& to) {
-  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3);
-  const T* image = images.data<T>() + n * c * h * w;
-  const bool planar = images.layout() == Layout::nchw;
-  const std::int64_t runs = planar ? c : 1, run = rows * w * (planar ? 1 : c);
+  const std::int64_t c = images.tensor.size(1), plane = images.tensor.size(2) * images.width();
+  const bool planar = images.tensor.layout() == Layout::nchw;
+  const std::int64_t together = images.step == 1 ? rows : 1, runs = planar ? c : 1;
   for (std::int64_t i = 0; i < runs; ++i) {
-    append_lines(image + i * h * w + row * w * (planar ? 1 : c), run, to);
+    for (std::int64_t k = row; k < row + rows; k += together) {
+      append_lines(images.at<T>(n, k) + i * plane, together * images.width() * (planar ? 1 : c), to);
+    }
   }
 }
 
@@ -136,17 +155,16 @@ void lines_of_rows(const Tensor& images, std::int64_t n, std::int64_t row, std::
 /// (f, t), f < read, of a copied pixel of `pixel` elements is channel f of the group of lane t. Lanes are
 /// padded with zeros to pixel/read.
 template <class T>
-void copy_for_lanes(const Tensor& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
+void copy_for_lanes(const Images& images, std::int64_t begin, std::int64_t end, const Pixels<T>& like,
                     std::int64_t read, std::int64_t lanes, std::int64_t pixel, T* to) {
-  const std::int64_t c = images.size(1), h = images.size(2), w = images.size(3), count = c * h * w;
+  const std::int64_t c = images.tensor.size(1), h = images.rows, w = images.width();
   const std::int64_t all = c / read * lanes, width = pixel / read;
-  const T* from = images.data<T>();
-  const bool planar = images.layout() == Layout::nchw;
-  const std::int64_t channel_step = planar ? h * w : 1, pixel_step = planar ? 1 : c;
+  const bool planar = images.tensor.layout() == Layout::nchw;
+  const std::int64_t channel_step = planar ? images.tensor.size(2) * w : 1, pixel_step = planar ? 1 : c;
   parallel_for((end - begin) * h, 1 + (1 << 14) / (pixel * w), [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t n = i / h, row = i % h;
-      const T* in = from + (begin + n) * count + row * w * pixel_step;
+      const T* in = images.at<T>(begin + n, row);
       T* out = to + n * like.image_step + row * like.h_step;
       for (std::int64_t channel = 0; channel < pixel; ++channel) {
         const std::int64_t f = channel / width, t = channel % width;
@@ -161,16 +179,16 @@ void copy_for_lanes(const Tensor& images, std::int64_t begin, std::int64_t end, 
 
 /// A tensor whose groups are read as pixels: where it lies, or as a copy.
 struct PixelSource {
-  const Tensor& images;
+  Images images;
   bool in_place;
   std::int64_t groups;
 
   /// Groups that are apart in a copy, and elements of its pixels.
-  std::int64_t apart() const { return groups_apart(groups, images.size(1)); }
-  std::int64_t pixel() const { return images.size(1) / apart(); }
+  std::int64_t apart() const { return groups_apart(groups, images.tensor.size(1)); }
+  std::int64_t pixel() const { return images.tensor.size(1) / apart(); }
   template <class T>
   Pixels<T> copied(const T* data, std::int64_t count, std::int64_t rows) const {
-    return copied_pixels(data, count, rows, images.size(3), pixel(), images.size(1) / groups);
+    return copied_pixels(data, count, rows, images.width(), pixel(), images.tensor.size(1) / groups);
   }
 };
 
@@ -186,7 +204,8 @@ template <class T, class F>
 void for_each_block(const PixelSource& x, const PixelSource& y, std::int64_t slack, std::int64_t sum_bytes,
                     F f) {
   const std::int64_t block_bytes = (sum_bytes > 8 << 20 ? 8 : 1) << 20;
-  const std::int64_t n = x.images.size(0), x_image = x.images.count() / n, y_image = y.images.count() / n;
+  const auto image = [](const Images& i) { return i.tensor.size(1) * i.rows * i.width(); };
+  const std::int64_t n = x.images.tensor.size(0), x_image = image(x.images), y_image = image(y.images);
   const std::int64_t copied = (x.in_place ? 0 : x_image) + (y.in_place ? 0 : y_image);
   const std::int64_t block =
       copied == 0
@@ -195,14 +214,13 @@ void for_each_block(const PixelSource& x, const PixelSource& y, std::int64_t sla
   const Scratch<T> x_copy(x.in_place ? 0 : block * x_image + slack);
   const Scratch<T> y_copy(y.in_place ? 0 : block * y_image + slack);
   const auto pixels = [](const PixelSource& source, std::int64_t begin, std::int64_t count, T* copy) {
-    const Tensor& images = source.images;
     if (source.in_place) {
-      Pixels<T> p = pixels_of<T>(images, source.groups);
+      Pixels<T> p = pixels_of<T>(source.images, source.groups);
       p.data += begin * p.image_step;
       return p;
     }
-    const Pixels<T> p = source.copied<T>(copy, count, images.size(2));
-    copy_pixels(images, begin, begin + count, p, source.pixel(), copy, source.apart());
+    const Pixels<T> p = source.copied<T>(copy, count, source.images.rows);
+    copy_pixels(source.images, begin, begin + count, p, source.pixel(), copy, source.apart());
     return p;
   };
   for (std::int64_t begin = 0; begin < n; begin += block) {

@@ -6,6 +6,9 @@ namespace tapedeck::cpu {
 
 namespace {
 
+constexpr std::int64_t kNarrow = 32;    // pixels of a row
+constexpr std::int64_t kLeastStep = 3;  // between rows
+
 /// Collects positions first, first + step, ... below `to` into segments.
 void add_segments(AxisPlan& plan, std::int64_t first, std::int64_t step) {
   for (std::int64_t o = first; o < plan.to; o += step) {
@@ -64,6 +67,19 @@ AxisPlan plain_plan(const ConvAxis& a) {
   }
   add_segments(plan, 0, 1);
   return plan;
+}
+
+ReadRows::ReadRows(const ConvTranspose2dGeometry& g) : geometry(g) {
+  ConvAxis& h = geometry.h;
+  const std::int64_t common = h.kernel == 1 ? h.stride : h.common();
+  const std::int64_t begin = (common - h.padding % common) % common;
+  if (common < kLeastStep || g.w.out < kNarrow || begin >= h.out) return;
+  first = begin;
+  step = common;
+  h.out = ConvAxis::ceil_div(h.out - first, step);
+  h.padding = (h.padding + first) / step;
+  h.stride /= step;
+  h.dilation = h.kernel == 1 ? 1 : h.dilation / step;
 }
 
 ConvMap::ConvMap(const ConvTranspose2dGeometry& g, Direction d)

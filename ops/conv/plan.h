@@ -40,6 +40,17 @@ struct AxisPlan {
 AxisPlan transposed_plan(const ConvAxis& axis);
 AxisPlan plain_plan(const ConvAxis& axis);
 
+/// The rows of y that windows read, first, first + step, ..., and the geometry of a y that has no others. No
+/// tap reaches what lies between: where stride and dilation have a common factor, and where there is one tap.
+/// That does not pay for narrow rows, which share lines of memory, nor for each second one; then it is all
+/// rows.
+struct ReadRows {
+  explicit ReadRows(const ConvTranspose2dGeometry& g);
+
+  std::int64_t first = 0, step = 1;
+  ConvTranspose2dGeometry geometry;
+};
+
 enum class Direction : std::uint8_t { transposed, plain };
 
 /// A call in neutral names: `from` is read, `to` is written.

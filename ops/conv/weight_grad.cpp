@@ -5,9 +5,10 @@
 //
 // Both tensors are read as channels-last pixels (in place, or copies of a block of images). One side's
 // channels are the lanes of vectors, the other's the rows that they are multiplied with; both advance by
-// constant steps along n, ih and iw, so all awkwardness of stride and dilation is a step. Sums are kept as
-// [group][kh][kw][row][lane] until the end. Where the row side is y with few channels and dilation_w is 1,
-// the taps of a row of the kernel follow each other in memory and are rows together.
+// constant steps along n, ih and iw, so all awkwardness of stride and dilation is a step; rows of y that no
+// tap reaches are left out. Sums are kept as [group][kh][kw][row][lane] until the end. Where the row side is
+// y with few channels and dilation_w is 1, the taps of a row of the kernel follow each other in memory and
+// are rows together.
 //
 // Where the sums are small, work is split into a number of parts of the pixels that depends on the sizes
 // alone. A part copies a chunk of rows at a time to the cache of its core and has sums of its own, which are
@@ -50,9 +51,9 @@ template <class T>
 class WeightGrad {
  public:
   WeightGrad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w)
-      : g_(g),
+      : read_rows_(g),
         x_source_{x, false, g.groups},
-        y_source_{y, false, g.groups},
+        y_source_{{y, read_rows_}, false, g.groups},
         w_(w),
         kernels_(micro::kernels<T>()),
         segments_(plain_plan(g.w).segments) {
@@ -307,7 +308,8 @@ class WeightGrad {
         });
   }
 
-  const ConvTranspose2dGeometry& g_;
+  const ReadRows read_rows_;
+  const ConvTranspose2dGeometry& g_ = read_rows_.geometry;
   PixelSource x_source_, y_source_;
   const Tensor& w_;
   const micro::Kernels<T>& kernels_;

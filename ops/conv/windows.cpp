@@ -25,7 +25,7 @@ namespace {
 template <class T>
 class Windows {
  public:
-  Windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
+  Windows(const ConvMap& map, Lanes lanes, const Images& from, const Tensor& w, const Tensor& bias,
           const Tensor& to, double negative_slope)
       : map_(map),
         from_(from),
@@ -34,24 +34,23 @@ class Windows {
         packed_(pack<T>(map, lanes, w, bias)),
         groups_(packed_.depth > map.from_channels ? map.groups
                 : lanes == Lanes::channelwise     ? 1
-                                                  : groups_apart(map.groups, from.size(1))),
+                                                  : groups_apart(map.groups, from.tensor.size(1))),
         pixel_(packed_.pixel / groups_),
         planar_(to.layout() == Layout::nchw),
         negative_slope_(static_cast<T>(negative_slope)) {}
 
   void run() {
-    if (from_.layout() == Layout::nhwc && packed_.pixel == from_.size(1) && !for_lanes()) {
+    if (from_.tensor.layout() == Layout::nhwc && packed_.pixel == from_.tensor.size(1) && !for_lanes()) {
       return results({pixels_of<T>(from_, map_.groups), 0, map_.n, 0, map_.h.to, across_images(map_.n)},
                      nullptr);
     }
     // Best, threads copy some rows of a few images each and compute from their own cache. Without enough such
     // parts they copy larger blocks together.
-    const std::int64_t block =
-        std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.size(2)}), 1, map_.n);
+    const std::int64_t block = std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.rows}), 1, map_.n);
     const bool across = across_images(block);
     choose_part();
     if (!across && parts_ >= 4 * num_threads()) return run_parts();
-    const Scratch<T> copied(block * from_.size(2) * from_.size(3) * packed_.pixel);
+    const Scratch<T> copied(block * from_.rows * from_.width() * packed_.pixel);
     for (std::int64_t begin = 0; begin < map_.n; begin += block) {
       results(copy(begin, std::min(block, map_.n - begin), across, copied.data()), nullptr);
     }
@@ -89,7 +88,7 @@ class Windows {
 
   /// The rows that rows [row, row + rows) of results read.
   RowRange reads(std::int64_t row, std::int64_t rows) const {
-    RowRange range{from_.size(2), 0};
+    RowRange range{from_.rows, 0};
     for (std::int64_t i = row; i < row + rows; ++i) {
       const Window& w = map_.h.windows[static_cast<std::size_t>(i)];
       if (w.slots == 0) continue;
@@ -100,7 +99,7 @@ class Windows {
   }
   std::int64_t bytes_of(const RowRange& rows) const {
     return std::max<std::int64_t>(
-        1, rows.size() * from_.size(3) * packed_.pixel * static_cast<std::int64_t>(sizeof(T)));
+        1, rows.size() * from_.width() * packed_.pixel * static_cast<std::int64_t>(sizeof(T)));
   }
 
   /// The parts of run_parts(): bands of rows of results, or several images.
@@ -128,12 +127,12 @@ class Windows {
       Part p{i / bands_ * images_, 0, i % bands_ * band_, 0, {}};
       p.images = std::min(images_, map_.n - p.first);
       p.rows = std::min(band_, map_.h.to - p.row);
-      p.read = bands_ == 1 ? RowRange{0, from_.size(2)} : reads(p.row, p.rows);
+      p.read = bands_ == 1 ? RowRange{0, from_.rows} : reads(p.row, p.rows);
       return p;
     };
     std::int64_t most = 0;
     for (std::int64_t i = 0; i < bands_; ++i) most = std::max(most, part(i).read.size());
-    const std::int64_t line = from_.size(3) * packed_.pixel;
+    const std::int64_t line = from_.width() * packed_.pixel;
     parallel_for(
         parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
           const Scratch<T> memory(images_ * most * line);
@@ -144,7 +143,7 @@ class Windows {
             if (for_lanes()) {
               block = copy(now.first, now.images, false, memory.data());
             } else {
-              Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.size(3),
+              Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.width(),
                                                   pixel_, packed_.depth);
               for (std::int64_t n = 0; n < now.images; ++n) {
                 copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
@@ -173,7 +172,7 @@ class Windows {
   /// Channels-last copies of images; channelwise ones have the channels that each lane reads, one after the
   /// other. Where tiles go over images, images lie side by side.
   Block copy(std::int64_t first, std::int64_t images, bool across, T* to) const {
-    Pixels<T> pixels = copied_pixels<T>(to, images, from_.size(2), from_.size(3), pixel_, packed_.depth);
+    Pixels<T> pixels = copied_pixels<T>(to, images, from_.rows, from_.width(), pixel_, packed_.depth);
     if (across) {
       pixels.image_step = pixel_;
       pixels.h_step *= images;
@@ -323,7 +322,8 @@ class Windows {
   }
 
   const ConvMap& map_;
-  const Tensor &from_, &to_;
+  const Images& from_;
+  const Tensor& to_;
   const micro::Kernels<T>& kernels_;
   const Packed<T> packed_;
   const std::int64_t groups_, pixel_;  // that are copied apart, and elements of a pixel of one
@@ -335,14 +335,18 @@ class Windows {
 }  // namespace
 
 template <class T>
-void windows(const ConvMap& map, Lanes lanes, const Tensor& from, const Tensor& w, const Tensor& bias,
-             const Tensor& to, double negative_slope) {
-  Windows<T>(map, lanes, from, w, bias, to, negative_slope).run();
+void windows(const ConvTranspose2dGeometry& g, Direction direction, Lanes lanes, const Tensor& from,
+             const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope) {
+  if (direction == Direction::transposed) {
+    return Windows<T>(ConvMap(g, direction), lanes, from, w, bias, to, negative_slope).run();
+  }
+  const ReadRows read(g);
+  Windows<T>(ConvMap(read.geometry, direction), lanes, {from, read}, w, bias, to, negative_slope).run();
 }
 
-template void windows<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
-                             const Tensor&, double);
-template void windows<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, double);
+template void windows<float>(const ConvTranspose2dGeometry&, Direction, Lanes, const Tensor&, const Tensor&,
+                             const Tensor&, const Tensor&, double);
+template void windows<double>(const ConvTranspose2dGeometry&, Direction, Lanes, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, double);
 
 }  // namespace tapedeck::cpu
