@@ -18,25 +18,40 @@
 namespace tapedeck::test {
 namespace {
 
-TEST(ConvKernels, FastEqualsReference) {
-  for (const LayerCase& c : kLayerCases) {
-    for (DType dtype : {DType::float32, DType::float64}) {
-      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
-        set_conv_algorithm(ConvAlgorithm::reference);
-        const Results expected = run(c, layout, DType::float64);
-        const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
-        const Tensor x = expected.gx;
-        for_each_path([&] {
-          SCOPED_TRACE(std::string(c.name) + " " + to_string(layout) + " " + to_string(dtype));
-          const Results got = run(c, layout, dtype);
-          EXPECT_LT(difference(got.y, expected.y), tolerance);
-          EXPECT_LT(difference(got.gx, expected.gx), tolerance);
-          EXPECT_LT(difference(got.gw, expected.gw), tolerance);
-          EXPECT_LT(difference(got.gb, expected.gb), tolerance);
-        });
-      }
+void expect_fast_equals_reference(const LayerCase& c) {
+  for (DType dtype : {DType::float32, DType::float64}) {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      set_conv_algorithm(ConvAlgorithm::reference);
+      const Results expected = run(c, layout, DType::float64);
+      const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
+      for_each_path([&] {
+        SCOPED_TRACE(std::string(c.name) + " " + to_string(layout) + " " + to_string(dtype));
+        const Results got = run(c, layout, dtype);
+        EXPECT_LT(difference(got.y, expected.y), tolerance);
+        EXPECT_LT(difference(got.gx, expected.gx), tolerance);
+        EXPECT_LT(difference(got.gw, expected.gw), tolerance);
+        EXPECT_LT(difference(got.gb, expected.gb), tolerance);
+      });
     }
   }
+}
+
+TEST(ConvKernels, FastEqualsReference) {
+  for (const LayerCase& c : kLayerCases) expect_fast_equals_reference(c);
+}
+
+TEST(ConvKernels, RowsThatNoTapReachesAreLeftOut) {  // each third at least, of 32 pixels and more
+  for (const LayerCase& c :
+       {LayerCase{
+            "", {2, 24, 5, 13}, {24, 10, 3, 3}, {.stride = 3, .padding = {4, 2}, .dilation = 3, .groups = 2}},
+        LayerCase{"", {2, 20, 70, 16}, {20, 18, 1, 3}, {.stride = {4, 3}, .padding = {0, 1}}},
+        LayerCase{
+            "", {2, 40, 7, 40}, {40, 3, 2, 1}, {.stride = {6, 1}, .padding = {2, 0}, .dilation = {3, 1}}},
+        LayerCase{"",
+                  {3, 8, 5, 12},
+                  {8, 2, 2, 3},
+                  {.stride = 3, .padding = {1, 0}, .dilation = {6, 1}, .groups = 4}}})
+    expect_fast_equals_reference(c);
 }
 
 TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lines, wherever rows begin
