@@ -5,7 +5,7 @@
 //
 // A c that is too small to be shared among threads is computed in parts of k, as many as the sizes ask for:
 // a part packs the blocks of b that it multiplies, while they are in the cache, and has sums of its own. The
-// parts are added in order.
+// parts are added in order. Where the rows of c fill vectors badly, its transpose is computed.
 #include <tapedeck/ops/gemm.h>
 
 #include <algorithm>
@@ -54,13 +54,27 @@ class Gemm {
   void run() {
     const bool is_small = panels_ * ((m_ + kLeastBand - 1) / kLeastBand) < kItems;
     const std::int64_t parts = is_small ? std::min(kItems, k_ / kLeastPart) : 1;
-    parts > 1 ? by_parts(parts) : by_panels();
+    if (parts < 2) return by_panels();
+    const MatrixView<T> left{b_.data, b_.step, !b_.transposed}, right{a_.data, a_.step, !a_.transposed};
+    const Gemm turned(n_, m_, k_, left, right, nullptr, c_, step_, negative_slope_);
+    if (turned.cost() < 0.95 * cost()) {
+      turned.by_parts(parts, 1, step_, has_start_ ? start_.data() : nullptr);
+    } else {
+      by_parts(parts, step_, 1, nullptr);
+    }
   }
 
  private:
   std::int64_t columns() const { return vectors_ * kernels_.lanes; }  // of all panels
   std::int64_t first_column(std::int64_t panel) const { return vectors_ * panel / panels_ * kernels_.lanes; }
   std::int64_t width(std::int64_t panel) const { return first_column(panel + 1) - first_column(panel); }
+
+  /// Of parts of k: cycles for each k.
+  double cost() const {
+    constexpr double kTransposed = 0.5;  // of an element
+    return static_cast<double>(m_ * vectors_) +
+           kTransposed * static_cast<double>(n_ + (a_.transposed ? m_ : 0));
+  }
 
   /// Rows [k0, k0 + depth) of a panel.
   void pack(std::int64_t panel, std::int64_t k0, std::int64_t depth, T* to) const {
@@ -139,7 +153,8 @@ class Gemm {
     });
   }
 
-  void by_parts(std::int64_t parts) const {
+  /// c has such steps between rows and columns. `of_rows`, unless it is null, is added to each column.
+  void by_parts(std::int64_t parts, std::int64_t row_step, std::int64_t column_step, const T* of_rows) const {
     const Scratch<T> sums(parts * m_ * n_);
     const double flops = 2.0 * static_cast<double>(m_ * n_) * static_cast<double>(k_ / parts);
     parallel_for(parts, grain(flops), [&](std::int64_t begin, std::int64_t end) {
@@ -161,15 +176,17 @@ class Gemm {
         }
       }
     });
-    parallel_for(m_, 1 + (1 << 12) / (n_ * parts), [&](std::int64_t begin, std::int64_t end) {
+    // To wake threads for less takes longer.
+    parallel_for(m_, 1 + (1 << 17) / (n_ * parts), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        T* const to = c_ + i * step_;
-        std::copy_n(sums.data() + i * n_, n_, to);
+        T* const sum = sums.data() + i * n_;
         for (std::int64_t part = 1; part < parts; ++part) {
           const T* const add = sums.data() + (part * m_ + i) * n_;
-          for (std::int64_t j = 0; j < n_; ++j) to[j] += add[j];
+          for (std::int64_t j = 0; j < n_; ++j) sum[j] += add[j];
         }
-        rectify(to, 1, n_);
+        for (std::int64_t j = 0; of_rows != nullptr && j < n_; ++j) sum[j] += of_rows[i];
+        rectify(sum, 1, n_);
+        for (std::int64_t j = 0; j < n_; ++j) c_[i * row_step + j * column_step] = sum[j];
       }
     });
   }

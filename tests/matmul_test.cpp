@@ -59,8 +59,11 @@ TEST(Matmul, EqualsTheDefinitionForManySizes) {
 }
 
 TEST(Matmul, EqualsTheDefinitionInBlocks) {
-  for (const auto& [m, k, n] :
-       {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {7, 9300, 100}, {1, 600, 1}}) {
+  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{101, 1100, 150},
+                                {45, 2100, 70},
+                                {16, 1100, 17},
+                                {7, 9300, 100},
+                                {1, 600, 1}}) {
     const Tensor a = integers({m, k}, 1, DType::float32), b = integers({k, n}, 2, DType::float32);
     const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
     const auto expected =
@@ -76,7 +79,8 @@ TEST(Matmul, EqualsTheDefinitionInBlocks) {
 }
 
 TEST(Matmul, TheBitsDoNotDependOnTheThreads) {
-  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {1, 600, 1}}) {
+  for (const auto& [m, k, n] :
+       {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {16, 1100, 17}, {1, 600, 1}}) {
     const Variable a = randn({m, k}), b = randn({k, n});
     set_num_threads(1);
     const auto alone = matmul(a, b).tensor().to_vector<float>();
@@ -94,7 +98,9 @@ TEST(Matmul, TransposedFactorsOfEveryShape) {
                                 {17, 600, 40},
                                 {1, 9, 100},
                                 {20, 30, 1100},
-                                {1100, 30, 20}}) {
+                                {1100, 30, 20},
+                                {16, 17, 1100},
+                                {1100, 16, 17}}) {
     const Variable a = Variable::parameter(integers({m, k}, 3)), b = Variable::parameter(integers({k, n}, 4));
     const Tensor gy = integers({m, n}, 5);
     Tape tape;
@@ -174,10 +180,15 @@ TEST(Linear, EqualsTheDefinition) {
 }
 
 TEST(Linear, RectifiesLongSumsOnce) {
-  const Tensor x = integers({5, 2100}, 1, DType::float32), w = integers({9, 2100}, 2, DType::float32),
-               b = integers({9}, 3, DType::float32);
-  EXPECT_EQ(linear(x, w, b, 0.5).tensor().to_vector<double>(),
-            leaky_relu(linear(x, w, b), 0.5).tensor().to_vector<double>());
+  for (const auto& [m, n] : {std::array<std::int64_t, 2>{5, 9}, {16, 17}, {64, 100}}) {
+    const Tensor x = integers({m, 2100}, 1, DType::float32), w = integers({n, 2100}, 2, DType::float32),
+                 b = integers({n}, 3, DType::float32);
+    const Variable y = linear(x, w, b);
+    EXPECT_EQ(y.tensor().to_vector<double>(),
+              (matmul(x, transpose(Variable(w), 0, 1)) + b).tensor().to_vector<double>());
+    EXPECT_EQ(linear(x, w, b, 0.5).tensor().to_vector<double>(),
+              leaky_relu(y, 0.5).tensor().to_vector<double>());
+  }
 }
 
 TEST(Linear, Gradients) {
