@@ -23,7 +23,8 @@ constexpr double kRow = 15;                                  // of a row of plan
 constexpr double kFarRow = 30;                               // and of one that comes from memory
 constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
 constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
-constexpr double kMapped = 0.2;                              // of a channel of a point of minimal filtering
+constexpr double kMapped = 0.2, kMappedForSums = 0.4;        // of a channel of a point of minimal filtering
+constexpr double kTransposedForSums = 2;                     // of a tensor, for its sums
 constexpr double kSumOfLanes = 7, kThinResult = 12;
 constexpr double kRun = 2;                // of a tap of a pixel, for each panel
 constexpr double kTapOfPairs = 1.5;       // of a tap of a vector, for each row of y
@@ -46,7 +47,7 @@ struct Costs {
 /// Minimal filtering: the products, and the maps of pixels and of weights.
 template <class T>
 double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std::int64_t from,
-                     std::int64_t to) {
+                     std::int64_t to, double of_map) {
   if (!is_winograd(g.h) || !is_winograd(g.w)) return kNever;
   if (g.h.kernel <= g.h.stride && g.w.kernel <= g.w.stride)
     return kNever;  // one tap a phase: nothing to save
@@ -56,7 +57,7 @@ double winograd_cost(const ConvTranspose2dGeometry& g, Direction direction, std:
   const std::int64_t lanes = micro::kernels<T>().lanes;
   const double products = points * static_cast<double>(from) * vectors_of(to, lanes);
   const double mapped = (vectors_of(from, lanes) + vectors_of(to, lanes)) * static_cast<double>(lanes);
-  const double all = 1.25 * products + kMapped * points * mapped +
+  const double all = 1.25 * products + of_map * points * mapped +
                      3 * kPacked * static_cast<double>(g.weight_shape().count());
   return all * (g.groups > 1 ? kInGroups : 1);
 }
@@ -137,7 +138,11 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double channelwise = g.groups == 1 ? kNever
                                            : kLoadedProducts * pairs * static_cast<double>(from) * all +
                                                  spread + moved + kPacked * weights;
-  return {planes,     depthwise_cost<T>(g, 400), winograd_cost<T>(g, direction, from, to) + moved, wide, thin,
+  return {planes,
+          depthwise_cost<T>(g, 400),
+          winograd_cost<T>(g, direction, from, to, kMapped) + moved,
+          wide,
+          thin,
           channelwise};
 }
 
@@ -178,7 +183,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
       g.groups == 1 ? kNever : kLoadedProducts * pairs * static_cast<double>(cx) * all + spread + moved;
   return {planes,
           depthwise_cost<T>(g, 700),
-          winograd_cost<T>(g, Direction::transposed, cx, cy) + kTransposed * (x + y),
+          winograd_cost<T>(g, Direction::transposed, cx, cy, kMappedForSums) + kTransposedForSums * (x + y),
           wide,
           kNever,
           channelwise};
