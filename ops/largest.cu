@@ -62,13 +62,13 @@ std::uint64_t current_capture(Device device) {
 
 /// Cleared words for kernels on one stream, eager or of one capture.
 struct Words {
-  explicit Words(const Context& c)
-      : context(c), capture(current_capture(c.device())), storage(kWords * sizeof(unsigned), c) {
+  Words(const Context& c, std::uint64_t of_capture)
+      : context(c), capture(of_capture), storage(kWords * sizeof(unsigned), c) {
     launch_kernel("conv: clear", c.device(), clear_kernel, 1, kWords, static_cast<unsigned*>(storage.data()));
   }
-  bool serves(const Context& c) const {
+  bool serves(const Context& c, std::uint64_t of_capture) const {
     return used < kWords && context.device() == c.device() && context.stream() == c.stream() &&
-           &context.allocator() == &c.allocator() && capture == current_capture(c.device());
+           &context.allocator() == &c.allocator() && capture == of_capture;
   }
 
   Context context;
@@ -77,13 +77,13 @@ struct Words {
   int used = 0;
 };
 
-std::shared_ptr<unsigned> next_word(Device device) {
+std::shared_ptr<unsigned> next_word(Device device, std::uint64_t capture) {
   // Not its owner: then memory would outlive its allocator.
   thread_local std::weak_ptr<Words> current;
   const Context& context = Context::current(device);
   std::shared_ptr<Words> words = current.lock();
-  if (words == nullptr || !words->serves(context)) {
-    words = std::make_shared<Words>(context);
+  if (words == nullptr || !words->serves(context, capture)) {
+    words = std::make_shared<Words>(context, capture);
     current = words;
   }
   auto* const word = static_cast<unsigned*>(words->storage.data()) + words->used++;
@@ -94,7 +94,8 @@ std::shared_ptr<unsigned> next_word(Device device) {
 
 std::shared_ptr<unsigned> new_largest(const Tensor& y) {
   const bool is_asked_for = y.dtype() == DType::float32 && conv_gemm::has_wgmma(y.device());
-  return is_asked_for && y.count() > kMostSoonRead ? next_word(y.device()) : nullptr;
+  return is_asked_for && y.count() > kMostSoonRead ? next_word(y.device(), current_capture(y.device()))
+                                                   : nullptr;
 }
 
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& word) {
@@ -106,11 +107,12 @@ Largest::Largest(const Tensor& a, const Tensor& b) {
   unsigned* words[2] = {};
   unsigned count = 0;
   std::int64_t most = 1;
+  const std::uint64_t capture = current_capture(a.device());  // one question to the driver
   const auto find = [&](const Tensor& x) {
-    std::shared_ptr<void> known = x.largest(current_capture(x.device()));
+    std::shared_ptr<void> known = x.largest(capture);
     if (known == nullptr) known = OperandCopies::find(x, {});
     if (known != nullptr) return known;
-    const std::shared_ptr<unsigned> word = next_word(x.device());
+    const std::shared_ptr<unsigned> word = next_word(x.device(), capture);
     OperandCopies::keep(x, {}, word);
     words[count] = word.get();
     operands[count++] = {static_cast<const float*>(x.read()), x.count()};
