@@ -33,11 +33,25 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
-/// What wgmma needs to know of a matrix in shared memory.
+/// What wgmma needs to know of a matrix in shared memory. The lower word of it, to which 1 for each 16 bytes
+/// is added, and the whole of it.
+__device__ __forceinline__ unsigned descriptor_of(const void* shared) {
+  return (shared_address(shared) & 0x3ffff) >> 4 | 1 << 16;  // unused here
+}
+__device__ __forceinline__ std::uint64_t descriptor(unsigned lower) {
+  constexpr unsigned kUpper = 1024 >> 4   // between groups of 8 rows
+                              | 1 << 30;  // swizzle of 128 bytes
+  return std::uint64_t{kUpper} << 32 | lower;
+}
 __device__ __forceinline__ std::uint64_t matrix_descriptor(const void* shared) {
-  return (shared_address(shared) & 0x3ffff) >> 4 | std::uint64_t{1} << 16 |  // unused here
-         std::uint64_t{1024 >> 4} << 32 |                                    // between groups of 8 rows
-         std::uint64_t{1} << 62;                                             // swizzle of 128 bytes
+  return descriptor(descriptor_of(shared));
+}
+
+/// x, which is the same for all threads of a warp, as the compiler then knows: it computes what depends on it
+/// once a warp, and not anew where it is used.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(~0u, x, 0);
 }
 
 // Registers of D in PTX and as operands: of g times 16 columns.
@@ -215,9 +229,7 @@ class Barrier {
   __device__ void initialise(int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
   }
-  __device__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
-  }
+  __device__ void arrive() { arrive_at(address()); }
   /// Arrives when the asynchronous copies are done that this thread has started.
   __device__ void arrive_after_copies() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
@@ -247,11 +259,17 @@ class Barrier {
         : "memory");
   }
   /// Waits for the end of a phase of this parity.
-  __device__ void wait(unsigned parity) {
+  __device__ void wait(unsigned parity) { wait_at(address(), parity); }
+
+  // The same of a barrier at an address of shared memory.
+  __device__ __forceinline__ static void arrive_at(unsigned address) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  __device__ __forceinline__ static void wait_at(unsigned address, unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again%=; }" ::"r"(address()),
+        "@!done bra again%=; }" ::"r"(address),
         "r"(parity)
         : "memory");
   }

@@ -145,69 +145,40 @@ struct BoxKernel {
   }
 
   /// What a warpgroup multiplies.
+  ///
+  /// Between two taps a warp does little: while one warpgroup writes results, the other one alone has to keep
+  /// the tensor cores busy. So all that a tap does not change is in registers, addresses are of shared
+  /// memory, and what is the same for all threads of a warp is known to be.
   class Consumer {
    public:
-    __device__ Consumer(const BoxArguments& call, char* memory, char* weights, Barriers& barriers)
-        : call_(call), memory_(memory), weights_(weights), barriers_(barriers) {}
+    __device__ Consumer(const BoxArguments& call, const char* memory, const char* weights, Barriers& barriers,
+                        int warpgroup)
+        : call_(call),
+          boxes_(barriers.full_box, barriers.empty_box, call.box_stages),
+          weights_(barriers.full_weight, barriers.empty_weight, call.weight_stages),
+          lead_(shared_address(&barriers.lead)),
+          box_at_(descriptor_of(memory) + (call.blocks == 1 ? warpgroup * N * (kPixelBytes / 16) : 0)),
+          weight_at_(descriptor_of(weights) + (call.blocks == 1 ? 0 : warpgroup * (kBlockBytes / 16))),
+          weight_step_(uniform(static_cast<unsigned>(weight_bytes(call)) / 16)),
+          before_lead_(call.lead) {}
 
-    __device__ void multiply(const TileAt& tile, Sums& sums) {
-#pragma unroll
-      for (int k = 0; k < kJoined; ++k)
-#pragma unroll
-        for (float& x : sums[k]) x = 0;
-      if (tile.begin == tile.end) return;
+    /// Starts a tile's products; its last ones are under way until finish().
+    __device__ __forceinline__ void start(const TileAt& tile, Sums& sums) {
       const BoxPlan& p = call_.plan;
-      const int first = call_.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * N : 0;
       box_before_ = weight_before_ = -1;
+#pragma unroll
+      for (int k = 0; k < kJoined; ++k) {
+        has_products_[k] = false;
+        if constexpr (kParts > 1) clear(sums[k]);
+      }
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b) {
         const BoxPlan::Box box = p.box_of(tile.phase, b);
-        barriers_.full_box[box_.stage].wait(box_.turn & 1);
-        for_joined([&]<int kPhase>() { multiply_taps(box, box.j + kPhase, first, sums[kPhase]); });
-        if constexpr (kParts > 1) leave(barriers_.empty_box[box_.stage]);
-        box_before_ = box_.stage;
-        box_.advance(call_.box_stages);
-      }
-      if constexpr (kParts > 1) return;
-      wgmma_wait<0>();
-#pragma unroll
-      for (int k = 0; k < kJoined; ++k) pin(sums[k]);
-      if (weight_before_ >= 0) leave(barriers_.empty_weight[weight_before_]);
-      leave(barriers_.empty_box[box_before_]);
-    }
-
-    /// Lets the other warpgroup begin, at the latest after the first tile.
-    __device__ void end_first_tile() {
-      if (taps_ < call_.lead) lead();
-      taps_ = call_.lead;
-    }
-
-   private:
-    __device__ void lead() const {
-      if (threadIdx.x == 0) barriers_.lead.arrive();
-    }
-    /// Adds the products of taps (box.i, j) of the box that is there.
-    __device__ __forceinline__ void multiply_taps(const BoxPlan::Box& box, int j, int first,
-                                                  float (&sums)[kSums]) {
-      const BoxPlan& p = call_.plan;
-      const BoxTaps &h = p.h.of[box.i], &w = p.w.of[j];
-      const int steps = p.steps(box.chunk), down = h.shift * call_.tile.pitch, bytes = weight_bytes(call_);
-      const char* const my_weights =
-          weights_ + (call_.blocks == 1 ? 0 : threadIdx.x / kWarpgroup * kBlockBytes);
-      const std::uint64_t pixels = matrix_descriptor(memory_ + box_.stage * kParts * call_.box_bytes);
-#pragma unroll 1
-      for (int y = 0; y < h.taps; ++y)
-#pragma unroll 1
-        for (int x = 0; x < w.taps; ++x) {
-          barriers_.full_weight[weight_.stage].wait(weight_.turn & 1);
-          const std::uint64_t from = pixels + (first + w.first + y * down + x * w.shift) * (kPixelBytes / 16);
-          const std::uint64_t weights = matrix_descriptor(my_weights + weight_.stage * bytes);
+        const int steps = p.steps(box.chunk);
+        boxes_.wait();
+        for_joined([&]<int kPhase>() {
           const auto multiply_steps = [&]<int kSteps>() {
-            if constexpr (kParts == 1) {
-              start<kSteps>(sums, weights, from);
-            } else {
-              add_parts_of_tap<kSteps>(sums, weights, from);
-            }
+            multiply_taps<kSteps>(p.h.of[box.i], p.w.of[box.j + kPhase], sums[kPhase], has_products_[kPhase]);
           };
           if (steps == 4) {
             multiply_steps.template operator()<4>();
@@ -218,47 +189,115 @@ struct BoxKernel {
           } else {
             multiply_steps.template operator()<1>();
           }
-          if (kParts == 1 && ++taps_ == call_.lead) lead();
-          if constexpr (kParts > 1) {
-            leave(barriers_.empty_weight[weight_.stage]);
-          } else if (weight_before_ >= 0) {
-            wgmma_wait<1>();
-            leave(barriers_.empty_weight[weight_before_]);
-            if (box_before_ >= 0) leave(barriers_.empty_box[box_before_]);
-            box_before_ = -1;
-          }
-          weight_before_ = weight_.stage;
-          weight_.advance(call_.weight_stages);
+        });
+        if constexpr (kParts > 1) {
+          boxes_.leave(boxes_.stage);
+        } else {
+          box_before_ = boxes_.stage;  // each box has taps, at the first of which the one before is left
         }
+        boxes_.advance();
+      }
     }
-    /// Starts a group of products of a tap. In line, so that its last product is what ends it: with a loop,
-    /// the compiler ends groups by products of nothing, and waiting for all groups but one waits for
-    /// everything.
-    template <int kSteps>
-    __device__ __forceinline__ static void start(float (&sums)[kSums], std::uint64_t weights,
-                                                 std::uint64_t from) {
-      wgmma_fence();
+    __device__ __forceinline__ void finish(Sums& sums) {
+      if constexpr (kParts == 1) {
+        wgmma_wait<0>();
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(sums, weights + 2 * s, from + 2 * s, true);
-      wgmma_commit();
+        for (int k = 0; k < kJoined; ++k) pin(sums[k]);
+        if (weight_before_ >= 0) weights_.leave(weight_before_);
+        if (box_before_ >= 0) boxes_.leave(box_before_);
+#pragma unroll
+        for (int k = 0; k < kJoined; ++k)
+          if (!has_products_[k]) clear(sums[k]);
+      }
+    }
+
+    /// Lets the other warpgroup begin, at the latest after the first tile.
+    __device__ void end_first_tile() {
+      if (before_lead_ > 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
+      before_lead_ = 0;
+    }
+
+   private:
+    __device__ __forceinline__ static void clear(float (&sums)[kSums]) {
+#pragma unroll
+      for (float& x : sums) x = 0;
+    }
+    /// A place in a ring of stages; the first of two rows of barriers in shared memory.
+    struct Ring {
+      __device__ Ring(const Barrier* full, const Barrier* empty, int all)
+          : full_at(uniform(shared_address(full))), empty_at(uniform(shared_address(empty))), stages(all) {}
+      __device__ __forceinline__ void wait() const { Barrier::wait_at(full_at + stage * kBarrier, turn); }
+      /// After the warp has waited for its products: all its threads are there.
+      __device__ __forceinline__ void leave(int left) const {
+        if (threadIdx.x % 32 == 0) Barrier::arrive_at(empty_at + left * kBarrier);
+      }
+      __device__ __forceinline__ void advance() {
+        if (++stage == stages) stage = 0, turn ^= 1;
+      }
+      static constexpr unsigned kBarrier = sizeof(Barrier);
+      unsigned full_at, empty_at;
+      int stages, stage = 0;
+      unsigned turn = 0;
+    };
+
+    /// Adds the products of taps (h, w) of the box that is there.
+    template <int kSteps>
+    __device__ __forceinline__ void multiply_taps(const BoxTaps& h, const BoxTaps& w, float (&sums)[kSums],
+                                                  bool& has_products) {
+      constexpr unsigned kPixel = kPixelBytes / 16;
+      const int rows = uniform(h.taps), columns = uniform(w.taps);
+      const unsigned right = uniform(w.shift * kPixel), down = h.shift * call_.tile.pitch * kPixel;
+      unsigned row = box_at_ + boxes_.stage * kParts * call_.box_bytes / 16 + w.first * kPixel;
+#pragma unroll 1
+      for (int y = 0; y < rows; ++y, row += down) {
+        unsigned from = row;
+#pragma unroll 1
+        for (int x = 0; x < columns; ++x, from += right) {
+          const unsigned weights = uniform(weight_at_ + weights_.stage * weight_step_),
+                         pixels = uniform(from);
+          weights_.wait();
+          if constexpr (kParts == 1) {
+            wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s)
+              wgmma<Math, N>(sums, descriptor(weights + 2 * s), descriptor(pixels + 2 * s),
+                             s > 0 || has_products);
+            wgmma_commit();
+            if (--before_lead_ == 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
+            if (weight_before_ >= 0) {
+              wgmma_wait<1>();
+              weights_.leave(weight_before_);
+              if (box_before_ >= 0) boxes_.leave(box_before_);
+              box_before_ = -1;
+            }
+            weight_before_ = weights_.stage;
+          } else {
+            add_parts_of_tap<kSteps>(sums, weights, pixels);
+            weights_.leave(weights_.stage);
+          }
+          has_products = true;
+          weights_.advance();
+        }
+      }
     }
     /// Adds a tap's products of parts: summed by tensor cores, which truncate, only for the tap, those of the
     /// smaller parts first. Warpgroups take turns, so that one multiplies while the other one adds: without,
     /// tensor cores serve both at once, and both add at once.
     template <int kSteps>
-    __device__ __forceinline__ void add_parts_of_tap(float (&sums)[kSums], std::uint64_t weights,
-                                                     std::uint64_t from) const {
-      const int next_weights = call_.blocks * (kBlockBytes / 16), next_from = call_.box_bytes / 16;
+    __device__ __forceinline__ void add_parts_of_tap(float (&sums)[kSums], unsigned weights,
+                                                     unsigned from) const {
+      const unsigned next_weights = call_.blocks * (kBlockBytes / 16), next_from = call_.box_bytes / 16;
       float of_tap[kSums];
       const int warpgroup = threadIdx.x / kWarpgroup;
       await_turn(kTurns + warpgroup);
       wgmma_fence();
 #pragma unroll
       for (int product = 0; product < 3; ++product) {
-        const std::uint64_t w = weights + (product == 0 ? next_weights : 0),
-                            x = from + (product == 1 ? next_from : 0);
+        const unsigned w = weights + (product == 0 ? next_weights : 0),
+                       x = from + (product == 1 ? next_from : 0);
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) wgmma<Math, N>(of_tap, w + 2 * s, x + 2 * s, product > 0 || s > 0);
+        for (int s = 0; s < kSteps; ++s)
+          wgmma<Math, N>(of_tap, descriptor(w + 2 * s), descriptor(x + 2 * s), product > 0 || s > 0);
       }
       wgmma_commit();
       pass_turn(kTurns + 1 - warpgroup);
@@ -267,17 +306,14 @@ struct BoxKernel {
 #pragma unroll
       for (int k = 0; k < kSums; ++k) sums[k] += of_tap[k];
     }
-    __device__ __forceinline__ static void leave(Barrier& barrier) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier.arrive();
-    }
 
     const BoxArguments& call_;
-    char *memory_, *weights_;
-    Barriers& barriers_;
-    Position box_, weight_;
+    Ring boxes_, weights_;
+    unsigned lead_, box_at_, weight_at_;        // matrices: the lower words of their descriptors
+    unsigned weight_step_;                      // to the next stage
+    int before_lead_;                           // taps until the other warpgroup may begin
     int box_before_ = -1, weight_before_ = -1;  // stages that products under way may still read
-    int taps_ = 0;
+    bool has_products_[kJoined] = {};
   };
 
   __device__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
@@ -297,28 +333,38 @@ struct BoxKernel {
     }
     __syncthreads();
     await_previous<false>();
-    if (threadIdx.x >= kConsumerThreads) {
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+    if (warp >= kConsumerThreads / 32) {
       leave_registers<kOtherRegisters>();
-      const int warp = (threadIdx.x - kConsumerThreads) / 32;
+      const int other = warp - kConsumerThreads / 32;
       if (threadIdx.x % 32 != 0) return;
-      if (warp < kMostSlices) return bring_boxes(call, warp, memory, barriers);
-      return bring_weights(call, warp - kMostSlices, memory + at.weights, barriers);
+      if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
+      return bring_weights(call, other - kMostSlices, memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();
-    if (kParts > 1 && threadIdx.x >= kWarpgroup) pass_turn(kTurns);
-    Consumer consumer(call, memory, memory + at.weights, barriers);
+    const int warpgroup = warp / (kWarpgroup / 32);
+    if (kParts > 1 && warpgroup > 0) pass_turn(kTurns);
+    Consumer consumer(call, memory, memory + at.weights, barriers, warpgroup);
     const typename Output::Finish finish(call);
+    const int all = call.tiles * call.splits;
     bool first = true;
-    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
-      const TileAt tile(call, t);
-      if (!tile.has_results()) continue;
-      if (kParts == 1 && first && threadIdx.x >= kWarpgroup) barriers.lead.wait(0);
+    TileAt tile(call, blockIdx.x);
+    for (int t = blockIdx.x; t < all;) {
+      const int next = t + gridDim.x;
+      if (!tile.has_results()) {
+        t = next;
+        tile = TileAt(call, min(next, all - 1));
+        continue;
+      }
+      if (kParts == 1 && first && warpgroup > 0) barriers.lead.wait(0);
       float bias[2];
       Output::load_bias(call, tile, bias);  // before it is needed
       Sums sums;
-      consumer.multiply(tile, sums);
+      consumer.start(tile, sums);
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
+      const TileAt next_tile(call, min(next, all - 1));  // while the last products are under way
+      consumer.finish(sums);
       if (call.splits == 1) {
         Output::write(call, tile, places, reinterpret_cast<float*>(memory + at.staged), finish, bias, sums);
       } else {
@@ -327,6 +373,8 @@ struct BoxKernel {
 #pragma unroll
         for (int k = 0; k < kJoined * kSums; ++k) part[k * kConsumerThreads] = sums[k / kSums][k % kSums];
       }
+      t = next;
+      tile = next_tile;
     }
   }
 };

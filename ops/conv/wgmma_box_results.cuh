@@ -11,6 +11,33 @@
 
 namespace tapedeck::cu::conv_gemm {
 
+/// *to = x, if `does`: without a branch, after which threads of a warp may be apart.
+template <class T>
+__device__ __forceinline__ void store_if(bool does, void* to, const T& x) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  const int p = does;
+  if constexpr (sizeof(T) == 2) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b16 [%1], %2; }" ::"r"(p), "l"(to),
+                 "h"(__builtin_bit_cast(std::uint16_t, x))
+                 : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(p), "l"(to),
+                 "r"(__builtin_bit_cast(unsigned, x))
+                 : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    const auto words = __builtin_bit_cast(uint2, x);
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(p),
+                 "l"(to), "r"(words.x), "r"(words.y)
+                 : "memory");
+  } else {
+    const auto words = __builtin_bit_cast(uint4, x);
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(p),
+        "l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+        : "memory");
+  }
+}
+
 /// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products.
 template <class Math, int kPlaces, int kOfPlace>
 struct BoxOutput {
@@ -59,13 +86,22 @@ struct BoxOutput {
     PlaceOfResult result;
     result.offset = at.image * s.n + static_cast<std::int64_t>(at.row * p.h.to_step) * s.h +
                     static_cast<std::int64_t>(at.column * p.w.to_step) * s.w;
-    result.image = static_cast<short>(at.image), result.row = static_cast<short>(at.row);
-    result.column = static_cast<short>(at.column), result.unused = 0;
+    result.in_tile = in_tile(at.image, at.row, at.column);
     return result;
   }
-  __device__ __forceinline__ static bool exists(const TileAt& tile, const PlaceOfResult& at, int columns) {
-    return at.image < tile.images && at.row < tile.rows && at.column < columns;
+  /// Three numbers below 512 in one, to compare all at once.
+  __device__ __forceinline__ static unsigned in_tile(int image, int row, int column) {
+    return static_cast<unsigned>(column << 20 | row << 10 | image);
   }
+  /// Images, rows and columns of a tile that are inside of the result, as exists() wants them.
+  __device__ __forceinline__ static unsigned inside(const TileAt& tile, int columns) {
+    return kBorrows + in_tile(tile.images, tile.rows, max(columns, 0)) - in_tile(1, 1, 1);
+  }
+  /// Whether a place's image, row and column are: none of the differences borrows.
+  __device__ __forceinline__ static bool exists(const PlaceOfResult& at, unsigned inside) {
+    return (~(inside - at.in_tile) & kBorrows) == 0;
+  }
+  static constexpr unsigned kBorrows = 1 << 29 | 1 << 19 | 1 << 9;
   /// From a result of the first of joined phases to the one at the same place of phase k.
   __device__ __forceinline__ static std::int64_t to_phase(const BoxArguments& call, const TileAt& tile,
                                                           int k) {
@@ -75,10 +111,7 @@ struct BoxOutput {
 
   /// What becomes of sums: without their scales, with their bias, as a Rectifier has them (ops/rectifier.h).
   struct Finish {
-    __device__ explicit Finish(const BoxArguments& call)
-        : slope(call.negative_slope),
-          // Below it there are no results. NaN stays.
-          least(slope == 0 ? 0.0f : -INFINITY) {
+    __device__ explicit Finish(const BoxArguments& call) : slope(call.negative_slope) {
       if constexpr (Math::kScaled) scales = InverseScales(*call.largest, *call.largest_weight);
     }
     /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
@@ -86,21 +119,44 @@ struct BoxOutput {
     __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        float x = sums[i];
         const float of_channel = bias[i * 2 / kCount];
         if constexpr (Math::kScaled) {
-          x = fmaf(x * scales.first, scales.second, of_channel);
+          sums[i] = fmaf(sums[i] * scales.first, scales.second, of_channel);
         } else {
-          x += of_channel;
+          sums[i] += of_channel;
         }
-        asm("max.NaN.f32 %0, %1, %2;" : "=f"(sums[i]) : "f"(x), "f"(least));
       }
-      if (slope == 0 || slope == 1) return;
+      if (slope == 1) return;
+      if (slope == 0) {
 #pragma unroll
-      for (float& x : sums) x = x <= 0 ? x * slope : x;
+        for (float& x : sums) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));  // NaN stays
+      } else {
+#pragma unroll
+        for (float& x : sums) x = x <= 0 ? x * slope : x;
+      }
     }
-    float slope, least;
+    float slope;
     InverseScales scales;
+  };
+
+  /// kCount sums from `first` on, finished; of those that there are.
+  template <int kCount>
+  struct Block {
+    __device__ __forceinline__ Block(const float (&sums)[kSums], int first, const Finish& finish,
+                                     const float (&bias)[2]) {
+      float of_channel[2][kCount / 2];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        of_channel[i / 2 % 2][i / 4 * 2 + i % 2] = first + i < kSums ? sums[first + i] : 0;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float both[2] = {bias[c], bias[c]};
+        finish(of_channel[c], both);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) values[i] = of_channel[i / 2 % 2][i / 4 * 2 + i % 2];
+    }
+    float values[kCount];
   };
 
   __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
@@ -144,36 +200,32 @@ struct BoxOutput {
     float* const rows = staged + warp * (16 * kStagedPitch);
     const std::int64_t step = call.to_strides.c;
     to += first_of_warp * step;
+    const unsigned inside_tile = inside(tile, tile.columns[0]);
+    const int channels = p.to_channels - first_of_warp;
 #pragma unroll
     for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
       if (!writes(call, pass)) continue;
+      constexpr int kAll = kStagedPlaces / 2;  // sums of a pass
+      const Block<kAll> finished(sums, pass * kAll, finish, bias);
 #pragma unroll
-      for (int i = 0; i < kStagedPlaces / 8; ++i) {
-        const int k = (pass * (kStagedPlaces / 8) + i) * 4;
-        if (k >= kSums) break;
-        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-        finish(finished, bias);
-        float* const at = rows + lane / 4 * kStagedPitch + i * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(at) = make_float2(finished[0], finished[1]);
-        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(finished[2], finished[3]);
+      for (int i = 0; i < kAll; i += 4) {
+        if (pass * kAll + i >= kSums) break;
+        const float(&of)[kAll] = finished.values;
+        float* const at = rows + lane / 4 * kStagedPitch + i * 2 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(at) = make_float2(of[i], of[i + 1]);
+        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(of[i + 2], of[i + 3]);
       }
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
+      const bool mine = place < N && exists(at, inside_tile);
       __syncwarp();
       Value values[16];
 #pragma unroll
       for (int c = 0; c < 16; ++c) values[c] = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
       __syncwarp();
-      if (place >= N || !exists(tile, at, tile.columns[0])) continue;
       Value* const result = to + at.offset;
-      if (first_of_warp + 16 <= p.to_channels) {
 #pragma unroll
-        for (int c = 0; c < 16; ++c) result[c * step] = values[c];
-      } else {
-#pragma unroll
-        for (int c = 0; c < 16; ++c)
-          if (first_of_warp + c < p.to_channels) result[c * step] = values[c];
-      }
+      for (int c = 0; c < 16; ++c) store_if(mine && c < channels, result + c * step, values[c]);
     }
   }
 
@@ -192,28 +244,34 @@ struct BoxOutput {
     float* const rows = staged + warp * (16 * kStagedPitch);
     const std::int64_t step = call.to_strides.c;
     to += first_of_warp * step;
+    const unsigned inside_tile = inside(tile, tile.columns[0]);
+    const int channels = p.to_channels - first_of_warp;
 #pragma unroll
     for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
       if (!writes(call, pass)) continue;
       const int place = pass * kPass + lane * (2 / kJoined);
       const PlaceOfResult at = places[min(place, N - 1)];
-      const bool mine = place < N && exists(tile, at, tile.columns[0]);
+      const bool mine = place < N && exists(at, inside_tile);
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const float of_channels[2] = {bias[odd], bias[odd]};
+        // By groups of eight places.
+        constexpr int kGroups = kPass / 8, kOfGroup = 2 * kJoined;
+        float finished[kGroups * kOfGroup];
 #pragma unroll
-        for (int i = 0; i < kPass / 8; ++i) {
-          const int k = (pass * (kPass / 8) + i) * 4 + odd * 2;
-          if (k >= kSums) break;
-          Pack<float, 2 * kJoined> finished;
+        for (int i = 0; i < kGroups * kOfGroup; ++i) {
+          const int k = (pass * kGroups + i / kOfGroup) * 4 + odd * 2 + i % kOfGroup / kJoined;
+          finished[i] = k < kSums ? sums[i % kJoined][k] : 0;
+        }
+        finish(finished, of_channels);
 #pragma unroll
-          for (int e = 0; e < 2; ++e)
+        for (int i = 0; i < kGroups; ++i) {
+          if ((pass * kGroups + i) * 4 >= kSums) break;
+          Pack<float, kOfGroup> of_group;
 #pragma unroll
-            for (int phase = 0; phase < kJoined; ++phase)
-              finished.values[e * kJoined + phase] = sums[phase][k + e];
-          finish(finished.values, of_channels);
-          *reinterpret_cast<Pack<float, 2 * kJoined>*>(rows + lane / 4 * kPitch +
-                                                       (i * 8 + lane % 4 * 2) * kJoined) = finished;
+          for (int e = 0; e < kOfGroup; ++e) of_group.values[e] = finished[i * kOfGroup + e];
+          *reinterpret_cast<Pack<float, kOfGroup>*>(rows + lane / 4 * kPitch +
+                                                    (i * 8 + lane % 4 * 2) * kJoined) = of_group;
         }
         __syncwarp();
         Pack<Value, 2> values[8];
@@ -223,17 +281,10 @@ struct BoxOutput {
           values[c] = {convert<Value>(pair.x), convert<Value>(pair.y)};
         }
         __syncwarp();
-        if (!mine) continue;
         Value* const result = to + at.offset + odd * step;
-        if (first_of_warp + 16 <= p.to_channels) {
 #pragma unroll
-          for (int c = 0; c < 8; ++c) *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
-        } else {
-#pragma unroll
-          for (int c = 0; c < 8; ++c)
-            if (first_of_warp + 2 * c + odd < p.to_channels)
-              *reinterpret_cast<Pack<Value, 2>*>(result + 2 * c * step) = values[c];
-        }
+        for (int c = 0; c < 8; ++c)
+          store_if(mine && 2 * c + odd < channels, result + 2 * c * step, values[c]);
       }
     }
   }
@@ -244,6 +295,7 @@ struct BoxOutput {
                                                         const Finish& finish, const float (&bias)[2],
                                                         const float (&sums)[kSums]) {
     const int mine = first_channel(call, tile) + channel(call, 0);
+    const unsigned inside_tile = inside(tile, tile.columns[0]);
 #pragma unroll
     for (int k = 0; k < kSums; k += 4) {
       if (!writes(call, k / 4)) continue;
@@ -252,7 +304,7 @@ struct BoxOutput {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const PlaceOfResult at = places[place(k + e)];
-        if (!exists(tile, at, tile.columns[0]) || mine >= call.plan.to_channels) continue;
+        if (!exists(at, inside_tile) || mine >= call.plan.to_channels) continue;
         Value* const result = to + at.offset + mine;
         if (call.pairs) {
           *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(finished[e]),
@@ -281,18 +333,23 @@ struct BoxOutput {
     const int v = thread % kVectorsOfPlace, of_copy = kVectorsOfPlace / call.copies, copy = v / of_copy;
     const int c = (v - copy * of_copy) * kElements;
     const bool has_channels = first_channel(call, tile) + c < call.plan.to_channels;
+    const unsigned inside_tile = inside(tile, has_channels ? tile.columns[0] : 0);
+    to += c;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (writes(call, pass)) {
 #pragma unroll
-        for (int k = pass * (kPass / 2); k < min((pass + 1) * (kPass / 2), kSums); k += 4) {
-          float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-          finish(finished, bias);
+        for (int half = 0; half < 2; ++half) {
+          constexpr int kAll = kPass / 4;  // sums of a half
+          const int first = pass * 2 * kAll + half * kAll;
+          if (first >= kSums) break;
+          const Block<kAll> finished(sums, first, finish, bias);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            *reinterpret_cast<Pack<Value, 2>*>(rows + (place(k + e) - pass * kPass) * kPitch +
-                                               of_row * sizeof(Value)) = {convert<Value>(finished[e]),
-                                                                          convert<Value>(finished[2 + e])};
+          for (int i = 0; i < kAll; ++i) {
+            if (i % 4 >= 2 || first + i >= kSums) continue;
+            *reinterpret_cast<Pack<Value, 2>*>(rows + (place(first + i) - pass * kPass) * kPitch +
+                                               of_row * sizeof(Value)) = {
+                convert<Value>(finished.values[i]), convert<Value>(finished.values[i + 2])};
           }
         }
       }
@@ -304,9 +361,8 @@ struct BoxOutput {
         const int of_pass = thread / kVectorsOfPlace + i * (kWarpgroup / kVectorsOfPlace);
         if (first_place + of_pass >= N) break;
         const PlaceOfResult at = places[first_place + of_pass];
-        if (!exists(tile, at, tile.columns[0]) || !has_channels) continue;
-        *reinterpret_cast<uint4*>(to + at.offset + c) =
-            *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
+        store_if(exists(at, inside_tile), to + at.offset,
+                 *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes));
       }
       synchronise_warpgroup();
     }
@@ -340,7 +396,8 @@ struct BoxOutput {
     for (int k = 0; k < 4; ++k) {
       const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
       const int c = first_channel(call, tile) + channel(call, k);
-      if (!exists(tile, at, tile.columns_of(phase)) || c >= p.to_channels || !writes(call, 0)) continue;
+      if (!exists(at, inside(tile, tile.columns_of(phase))) || c >= p.to_channels || !writes(call, 0))
+        continue;
       to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);
     }
   }

@@ -8,10 +8,11 @@
 
 namespace tapedeck::cu::conv_gemm {
 
-/// Where the result at a place is, from the tile's first on; its image, row and column in the tile.
+/// Where the result at a place is, from the tile's first on; its image, row and column in the tile
+/// (BoxOutput::in_tile()).
 struct alignas(16) PlaceOfResult {
   std::int64_t offset;
-  short image, row, column, unused;
+  unsigned in_tile, unused;
 };
 static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 
