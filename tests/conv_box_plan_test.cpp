@@ -38,25 +38,39 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
   return box;
 }
 
-void check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, int element_bytes,
-               int places) {
+/// `halves`: of tiles whose results are written as boxes; 0: by places. Whether there was a tile.
+bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, int element_bytes,
+               int places, int halves = 0) {
   const ConvTranspose2dGeometry g = geometry_of(c);
-  ASSERT_TRUE(fits(g));
+  if (!fits(g)) return ADD_FAILURE(), false;
   const BoxPlan p(g, transposed, element_bytes, join);
-  ASSERT_EQ(p.joined, join && p.w.phases == 2 ? 2 : 1);
-  if (p.planes() > kMaxPlanes) return;
+  EXPECT_EQ(p.joined, join && p.w.phases == 2 ? 2 : 1);
+  if (p.planes() > kMaxPlanes) return false;
+  if (halves > 0 && p.joined == 1 && p.w.to_step != 1) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
-  const BoxTile tile = box_tile(p, places, 2048, even);
-  if (even && tile.rows > 0) {
-    ASSERT_EQ(tile.columns % 2, 0);
-    ASSERT_EQ(tile.pitch % 2, 0);
+  const int unit = 4;
+  int of_half = 0;
+  const BoxTile tile =
+      halves > 0 ? box_tile_of_halves(p, places, halves, 2048, unit) : box_tile(p, places, 2048, even);
+  const ResultBox results = tile.rows > 0 ? ResultBox(tile, std::max(1, halves)) : ResultBox();
+  if (halves > 0 && tile.rows > 0) {
+    EXPECT_EQ(tile.pitch % unit, 0);
+    EXPECT_LE(tile.pitch * p.joined, kMostOfBox);
+    EXPECT_EQ(tile.images > 1 ? tile.images % halves : tile.rows % halves, 0);
+    of_half = places;
+    places = (halves - 1) * results.places + places;  // in a tile
+  }
+  if (halves == 0 && even && tile.rows > 0) {
+    EXPECT_EQ(tile.columns % 2, 0);
+    EXPECT_EQ(tile.pitch % 2, 0);
   }
   if (tile.rows == 0) {
-    ASSERT_TRUE(p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 || p.w.halo() >= places);
-    return;
+    EXPECT_TRUE(halves > 0 || p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 ||
+                p.w.halo() >= places);
+    return false;
   }
-  ASSERT_LE(tile.places(), places);
-  ASSERT_LE(tile.pixels(), 2048);
+  EXPECT_LE(tile.places(), places);
+  EXPECT_LE(tile.pixels(), 2048);
 
   const std::int64_t from_c = transposed ? c.ci : c.co, to_c = transposed ? c.co : c.ci;
   const std::int64_t to_h = transposed ? c.out(0) : c.in[0], to_w = transposed ? c.out(1) : c.in[1];
@@ -75,7 +89,7 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
           for (int kw = 0; kw < c.kernel[1]; ++kw) {
             const int weight = p.weight_of(kh, kw, k / p.elements);
             if (weight < 0) continue;
-            ASSERT_LT(weight, p.weights);
+            EXPECT_LT(weight, p.weights);
             const std::int64_t a = transposed
                                        ? (std::int64_t{group} * p.from_channels + k) * p.to_channels + m
                                        : (std::int64_t{group} * p.to_channels + m) * p.from_channels + k;
@@ -104,15 +118,15 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
               const BoxPlan::Box at = p.box_of(phase, b);
               const BoxTaps& of_h = p.h.of[at.i];
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
-                ASSERT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
+                EXPECT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
                 const std::int64_t channel = std::int64_t{group} * p.from_channels + at.chunk * channels + k;
                 Values box = box_of(p, tile, of_h, p.w.of[at.j], image, row + of_h.origin,
                                     column + p.w.of[at.j].origin, [&](int a, int y, int x) {
                                       return from[static_cast<std::size_t>(
                                           ((a * from_c + channel) * p.from_h + y) * p.from_w + x)];
                                     });
-                ASSERT_LE(box.size(), static_cast<std::size_t>(tile.pixels()));
-                ASSERT_LE(tile.slices(), kMostSlices);
+                EXPECT_LE(box.size(), static_cast<std::size_t>(tile.pixels()));
+                EXPECT_LE(tile.slices(), kMostSlices);
                 box.resize(static_cast<std::size_t>(4 * places + 4096 + tile.pixels()),
                            std::numeric_limits<double>::quiet_NaN());
                 for (int joined = 0; joined < p.joined; ++joined) {
@@ -135,34 +149,58 @@ void check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 }
               }
             }
-            for (int joined = 0; joined < p.joined; ++joined)
+            const auto write = [&](int m, int image_at, int row_at, int x, double value) {
+              const std::int64_t y = p.h.to[i] + row_at * p.h.to_step;
+              const auto result = static_cast<std::size_t>(
+                  ((image_at * to_c + std::int64_t{group} * p.to_channels + m) * to_h + y) * to_w + x);
+              to[result] = value;
+              ++written[result];
+            };
+            // A box of results in shared memory, of which the map leaves out what is outside.
+            for (int half = 0; half < halves; ++half) {
+              EXPECT_EQ(column, 0);
+              EXPECT_EQ(p.w.to[j], 0);
+              EXPECT_EQ(p.w.to[j + p.joined - 1], p.joined - 1);
+              for (int m = 0; m < p.to_channels; ++m)
+                for (int n = 0; n < results.images; ++n)
+                  for (int y = 0; y < results.rows; ++y)
+                    for (int x = 0; x < tile.pitch * p.joined; ++x) {
+                      const int image_at = image + (tile.images > 1 ? half * results.images : 0) + n,
+                                row_at = row + (tile.images > 1 ? 0 : half * results.rows) + y;
+                      if (image_at >= p.n || row_at >= p.h.count[i] || x >= to_w) continue;
+                      const int place = (n * results.rows + y) * tile.pitch + x / p.joined;
+                      EXPECT_LT(place, of_half);
+                      write(m, image_at, row_at, x,
+                            sums[static_cast<std::size_t>(x % p.joined)][static_cast<std::size_t>(m)]
+                                [static_cast<std::size_t>(half * results.places + place)]);
+                    }
+            }
+            for (int joined = 0; joined < p.joined && halves == 0; ++joined)
               for (int place = 0; place < places; ++place) {
                 const BoxPlace at(tile, place);
                 if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
                                std::min(tile.columns, p.w.count[j + joined] - column)))
                   continue;
                 for (int m = 0; m < p.to_channels; ++m) {
-                  const std::int64_t y = p.h.to[i] + (row + at.row) * p.h.to_step,
-                                     x = p.w.to[j + joined] + (column + at.column) * p.w.to_step;
-                  const auto result = static_cast<std::size_t>(
-                      (((image + at.image) * to_c + std::int64_t{group} * p.to_channels + m) * to_h + y) *
-                          to_w +
-                      x);
-                  to[result] = sums[static_cast<std::size_t>(joined)][static_cast<std::size_t>(m)]
-                                   [static_cast<std::size_t>(place)];
-                  ++written[result];
+                  write(m, image + at.image, row + at.row,
+                        p.w.to[j + joined] + (column + at.column) * p.w.to_step,
+                        sums[static_cast<std::size_t>(joined)][static_cast<std::size_t>(m)]
+                            [static_cast<std::size_t>(place)]);
                 }
               }
           }
     }
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_EQ(written[i], 1) << "element " << i;
-    ASSERT_EQ(to[i], expected[i]) << "element " << i;
+    EXPECT_EQ(written[i], 1) << "element " << i;
+    EXPECT_EQ(to[i], expected[i]) << "element " << i;
+    if (::testing::Test::HasFailure()) return false;
   }
+  return true;
 }
 
 void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
   ConvRandom random(seed);
+  int boxes = 0;  // cases whose results can be written as boxes
   for (int i = 0; i < cases; ++i) {
     const ConvCase c = random.conv_case(size, channels);
     for (bool transposed : {true, false}) {
@@ -171,10 +209,13 @@ void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channe
                    std::to_string(element_bytes) + " bytes: " + c.text());
       for (const bool join : {false, true}) {
         check_map(c, random, transposed, join, element_bytes, places);
+        for (const int halves : {1, 2})
+          boxes += check_map(c, random, transposed, join, element_bytes, places, halves) ? 1 : 0;
         if (::testing::Test::HasFailure()) return;
       }
     }
   }
+  EXPECT_GT(boxes, cases / 2);
 }
 
 TEST(ConvBoxPlan, AtTheEdges) {
@@ -303,15 +344,16 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (int blocks : {1, 2}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
+          const auto results = static_cast<BoxResults>(i % 7 % 4);
           if (places > most_places(parts, p.joined)) continue;
-          const BoxChoice choice = box_choice(p, places, blocks, parts, static_cast<BoxResults>(i % 7 % 3));
+          const BoxChoice choice = box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4);
           if (choice.places == 0) continue;
           ++chosen;
           ASSERT_GE(choice.box_stages, 2);
           ASSERT_GE(choice.weight_stages, 2);
           ASSERT_LE(choice.weight_stages, kMostStages);
           const BoxTile& t = choice.tile;
-          ASSERT_LE(t.places(), places * (3 - blocks));
+          ASSERT_LE(t.places(), (2 - blocks) * choice.half + places);
           ASSERT_LE(t.pitch, kMostOfBox);
           ASSERT_LE(t.box_rows, kMostOfBox);
           ASSERT_LE(t.images, kMostOfBox);
@@ -320,7 +362,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.shared_bytes, kMostSharedBytes);
           ASSERT_LE(
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
-                  kStagedBytes + 2 * places * kPlaceBytes,
+                  choice.staged_bytes + 2 * places * kPlaceBytes,
               kMostSharedBytes);
           // A warpgroup that leads needs no stage that the other one has to give back.
           ASSERT_GE(choice.lead, 1);
@@ -355,6 +397,8 @@ std::vector<double> numbers_of(const BoxWay& way) {
                       c.splits,
                       c.box_bytes,
                       c.shared_bytes,
+                      c.staged_bytes,
+                      c.half,
                       t.images,
                       t.rows,
                       t.columns,
@@ -392,13 +436,18 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
     bool transposed;
     int bytes, parts;
     BoxResults results;
+    int value_bytes;
   };
   ConvRandom random(46);
   std::vector<Question> asked;
   int ways = 0;
   for (int i = 0; i < 12000; ++i) {
-    Question q{geometry_of(random.conv_case(i % 3 == 0 ? 60 : 12, i % 2 == 0 ? 8 : 200)), i % 2 == 0, 2, 1,
-               static_cast<BoxResults>(i % 3)};
+    Question q{geometry_of(random.conv_case(i % 3 == 0 ? 60 : 12, i % 2 == 0 ? 8 : 200)),
+               i % 2 == 0,
+               2,
+               1,
+               static_cast<BoxResults>(i % 4),
+               4};
     if (i % 4 != 0 && !asked.empty()) q = asked[static_cast<std::size_t>(random.in(0, 80)) % asked.size()];
     std::int64_t* const numbers[] = {&q.g.n,         &q.g.ci,         &q.g.co,        &q.g.groups,
                                      &q.g.h.in,      &q.g.h.out,      &q.g.h.kernel,  &q.g.h.stride,
@@ -408,13 +457,14 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
     if (change == 1) q.transposed = !q.transposed;
     if (change == 2) q.bytes = 6 - q.bytes;
     if (change == 3) q.parts = 3 - q.parts;
-    if (change == 4) q.results = static_cast<BoxResults>((static_cast<int>(q.results) + 1) % 3);
+    if (change == 4) q.results = static_cast<BoxResults>((static_cast<int>(q.results) + 1) % 4);
+    if (change == 5) q.value_bytes = 6 - q.value_bytes;
     if (change >= 8) *numbers[change - 8] += change == 11 ? q.g.groups : 1;
     if (q.g.ci % q.g.groups != 0 || q.g.co % q.g.groups != 0 || !fits(q.g)) continue;
     SCOPED_TRACE("question " + std::to_string(i) + ", change " + std::to_string(change));
     for (int again = 0; again < 2; ++again) {
-      const BoxWay known = known_box_way(q.g, q.transposed, q.bytes, q.parts, q.results),
-                   computed = best_box_way(q.g, q.transposed, q.bytes, q.parts, q.results);
+      const BoxWay known = known_box_way(q.g, q.transposed, q.bytes, q.parts, q.results, q.value_bytes),
+                   computed = best_box_way(q.g, q.transposed, q.bytes, q.parts, q.results, q.value_bytes);
       ASSERT_EQ(numbers_of(known), numbers_of(computed));
       ways += known.choice.places > 0 ? 1 : 0;
     }

@@ -11,6 +11,7 @@
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 
@@ -261,6 +262,60 @@ TEST_F(CudaConv, BoxesOfAllWidths) {
         check(DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6);
       }
     }
+  }
+}
+
+// Results that the tensor memory accelerator writes: of whole rows, in tiles of rows or of images, of few
+// channels and many; what is not written stays NaN.
+TEST_F(CudaConv, BoxesOfResults) {
+  struct Layer {
+    Shape x;
+    std::int64_t co, kernel, stride, padding, groups;
+  };
+  int layers = 0, boxes = 0;
+  for (const Layer& l : {Layer{{150, 64, 14, 14}, 32, 4, 2, 1, 1}, Layer{{257, 64, 8, 8}, 128, 4, 2, 1, 1},
+                         Layer{{70, 40, 16, 16}, 20, 4, 2, 1, 1}, Layer{{70, 64, 13, 16}, 6, 4, 2, 1, 1},
+                         Layer{{90, 64, 9, 24}, 72, 3, 1, 1, 1}, Layer{{60, 64, 21, 16}, 64, 4, 2, 1, 2},
+                         Layer{{71, 128, 5, 16}, 96, 4, 2, 1, 2}, Layer{{30, 64, 31, 32}, 66, 2, 2, 0, 1}}) {
+    if (layers++ % test_share() != 0) continue;
+    const ConvTranspose2dOptions options{.stride = l.stride, .padding = l.padding, .groups = l.groups};
+    const Conv2dOptions plain{.stride = l.stride, .padding = l.padding, .groups = l.groups};
+    const Tensor x = randn(l.x).to(kCuda), b = randn({l.co}).to(kCuda),
+                 w = randn({l.x[1], l.co / l.groups, l.kernel, l.kernel}).to(kCuda);
+    const auto g = conv_transpose2d_geometry(x, w, b, options);
+    const auto check = [&](DType dtype, Precision precision, ConvAlgorithm algorithm, double tolerance) {
+      SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " ", algorithm, " ", static_cast<int>(precision)));
+      const bool halves = algorithm == ConvAlgorithm::halves;
+      const int parts = halves && precision == Precision::highest ? 2 : 1;
+      const int bytes = static_cast<int>(size_of(dtype)), element_bytes = halves ? 2 : bytes;
+      for (const bool transposed : {true, false}) {
+        const auto way =
+            conv_gemm::best_box_way(g, transposed, element_bytes, parts, conv_gemm::BoxResults::boxes, bytes);
+        const bool whole = (transposed ? g.w.out : g.w.in) * bytes % 16 == 0;
+        if (whole && way.choice.results == conv_gemm::BoxResults::boxes) ++boxes;
+      }
+      set_float32_precision(Precision::highest);
+      set_conv_algorithm(ConvAlgorithm::tensor);
+      const Tensor from = x.to(dtype), weight = w.to(dtype), bias = b.to(dtype);
+      const Tensor y = conv_transpose2d(from, weight, bias, options, 0.25).tensor(),
+                   gx = conv2d(y, weight, {}, plain).tensor();
+      set_float32_precision(precision);
+      set_conv_algorithm(algorithm);
+      poison_memory();
+      const Tensor y2 = conv_transpose2d(from, weight, bias, options, 0.25).tensor();
+      poison_memory();
+      const Tensor gx2 = conv2d(y, weight, {}, plain).tensor();
+      const double room = dtype == DType::bfloat16 ? 3 : 2;
+      expect_near("y", y2.to(Device{}), y.to(Device{}), tolerance, room);
+      expect_near("gx", gx2.to(Device{}), gx.to(Device{}), tolerance, room);
+    };
+    check(DType::bfloat16, Precision::highest, ConvAlgorithm::boxes, 3e-3);
+    check(DType::float32, Precision::high, ConvAlgorithm::boxes, 6e-4);
+    check(DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4);
+    check(DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6);
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(boxes, 20);  // of what is checked here
   }
 }
 

@@ -47,14 +47,16 @@ inline std::int64_t count(std::int64_t all, std::int64_t size) {
   return (all + size - 1) / size;
 }
 
-/// What is written at once: vectors of channels, single results of rows, or pairs that are neighbours in a
-/// row.
-enum class BoxResults { channels, rows, pairs };
+/// What is written at once: vectors of channels, single results of rows, pairs that are neighbours in a row,
+/// or whole boxes.
+enum class BoxResults { channels, rows, pairs, boxes };
 
 /// How a plan is computed. `places`: of each phase in a tile.
 struct BoxChoice {
   int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, lead = 0, splits = 1;
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
+  int staged_bytes = kStagedBytes;      // of results
+  int half = 0;                         // place where the second half of the tile begins, if there are two
   BoxTile tile;
   BoxResults results = BoxResults::channels;
   std::int64_t tiles = 0;
@@ -71,15 +73,43 @@ inline double packed_box_bytes(const BoxPlan& p, int blocks, int parts = 1) {
 }
 inline constexpr double kMostPackedBytes = 1 << 30;  // vectors are counted by 32 bits
 
+/// Bytes of a warp's results that are written as a box: of 16 channels, or of copies of these every second
+/// one.
+inline int staged_box_bytes(const BoxPlan& p, const ResultBox& box, int value_bytes) {
+  return (channel_copies(p.to_channels) == 1 ? 16 : 8) * box.places * p.joined * value_bytes;
+}
+
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
-/// does not fit.
-inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results) {
+/// does not fit. `value_bytes`: of a result, where these are written as boxes.
+inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results,
+                            int value_bytes = 4) {
   BoxChoice c;
-  const int all = places * (blocks == 1 ? 2 : 1), weight_bytes = parts * blocks * kBlockBytes;
-  const int left = kMostSharedBytes - kStagedBytes - 2 * places * kPlaceBytes;
-  const bool even = results == BoxResults::pairs && p.joined == 1;
-  c.tile = box_tile(p, all, (left - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8, even);
+  const int halves = blocks == 1 ? 2 : 1, weight_bytes = parts * blocks * kBlockBytes;
+  const auto left_beside = [&](int staged_bytes) {
+    return kMostSharedBytes - staged_bytes - 2 * places * kPlaceBytes;
+  };
+  const auto most_pixels = [&](int staged_bytes) {
+    return (left_beside(staged_bytes) - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8;
+  };
+  if (results == BoxResults::boxes) {
+    // Of as many rows or images as leave room for boxes to read.
+    const int unit = std::max(1, 16 / (p.joined * value_bytes));
+    for (int most = most_pixels(0); most > 0; most -= 32) {
+      c.tile = box_tile_of_halves(p, places, halves, most, unit);
+      if (c.tile.rows == 0) return c;
+      const ResultBox box(c.tile, halves);
+      c.half = box.places;
+      c.staged_bytes = kConsumerThreads / 32 * staged_box_bytes(p, box, value_bytes);
+      if (c.tile.pixels() <= most_pixels(c.staged_bytes)) break;
+      c.tile.rows = 0;
+    }
+  } else {
+    const bool even = results == BoxResults::pairs && p.joined == 1;
+    c.tile = box_tile(p, places * halves, most_pixels(kStagedBytes), even);
+    c.half = places;
+  }
   if (c.tile.rows == 0) return c;
+  const int all = (halves - 1) * c.half + places, left = left_beside(c.staged_bytes);
   c.results = results;
   const BoxTile& t = c.tile;
   const int part_bytes = (t.pixels() + 7) / 8 * 1024, box_bytes = parts * part_bytes;
@@ -93,6 +123,8 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
+  // Results as boxes take the room of weights, without which a warpgroup cannot lead.
+  if (results == BoxResults::boxes && c.weight_stages < 4) return c;
   c.box_bytes = part_bytes;
   c.places = places;
   c.shared_bytes = read(c.box_stages);
@@ -125,7 +157,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                          26;
   // Rows of one phase of columns have gaps, and sectors are written by halves.
   const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
-  const int of_place = p.joined == 2 ? 60 : results == BoxResults::rows ? 10 : 6;
+  const int of_place = results == BoxResults::boxes  ? 4 * p.joined
+                       : p.joined == 2               ? 60
+                       : results == BoxResults::rows ? 10
+                                                     : 6;
   const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
                          channel_copies(p.to_channels);
   const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + written;
@@ -145,13 +180,13 @@ struct BoxWay {
 };
 
 /// The choice of least clocks.
-inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results) {
+inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results, int value_bytes) {
   BoxChoice best;
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
   const auto offer = [&](int places) {
     for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
       if (places > most_places(parts, p.joined)) return;
-      const BoxChoice c = box_choice(p, places, blocks, parts, results);
+      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes);
       if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
     }
   };
@@ -166,20 +201,26 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
   return best;
 }
 
-/// The best way. `results`: the most that can be written at once.
+/// The best way. `results`: the most that can be written at once, of so many bytes each.
 inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                           BoxResults results) {
+                           BoxResults results, int value_bytes) {
   BoxWay best;
   const auto offer = [&](const BoxPlan& plan, BoxResults of_way) {
-    const BoxChoice choice = best_box_choice(plan, parts, of_way);
+    const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes);
     if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
       best = {plan, choice};
   };
   const BoxPlan plan(g, transposed, element_bytes);
   offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
-  if (results == BoxResults::pairs) {
-    if (plan.w.to_step == 1) offer(plan, results);
-    if (plan.w.phases == 2) offer(BoxPlan(g, transposed, element_bytes, true), results);
+  const auto offer_wide = [&](const BoxPlan& wide) {
+    offer(wide, BoxResults::pairs);
+    if (results == BoxResults::boxes && wide.to_channels % 2 == 0 &&
+        (wide.to_channels % 16 == 0 || wide.groups == 1))
+      offer(wide, results);
+  };
+  if (results == BoxResults::pairs || results == BoxResults::boxes) {
+    if (plan.w.to_step == 1) offer_wide(plan);
+    if (plan.w.phases == 2) offer_wide(BoxPlan(g, transposed, element_bytes, true));
   }
   return best;
 }
@@ -188,11 +229,12 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
 class BoxQuestion {
  public:
   BoxQuestion(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-              BoxResults results)
+              BoxResults results, int value_bytes)
       : numbers_{g.n,          g.ci,       g.co,          g.groups,    g.h.in,
                  g.h.out,      g.h.kernel, g.h.stride,    g.h.padding, g.h.dilation,
                  g.w.in,       g.w.out,    g.w.kernel,    g.w.stride,  g.w.padding,
-                 g.w.dilation, transposed, element_bytes, parts,       static_cast<int>(results)} {}
+                 g.w.dilation, transposed, element_bytes, parts,       static_cast<int>(results),
+                 value_bytes} {}
   friend bool operator==(const BoxQuestion&, const BoxQuestion&) = default;
 
   struct Hash {
@@ -207,19 +249,19 @@ class BoxQuestion {
   };
 
  private:
-  std::array<std::int64_t, 20> numbers_;
+  std::array<std::int64_t, 21> numbers_;
 };
 
 inline constexpr std::size_t kMostKnownWays = 512;  // of a thread: half a megabyte
 
 /// best_box_way(), which takes microseconds, remembered: a step asks the same of each layer, again and again.
 inline BoxWay known_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                            BoxResults results) {
+                            BoxResults results, int value_bytes) {
   thread_local std::unordered_map<BoxQuestion, BoxWay, BoxQuestion::Hash> known;
-  const BoxQuestion question(g, transposed, element_bytes, parts, results);
+  const BoxQuestion question(g, transposed, element_bytes, parts, results, value_bytes);
   if (const auto found = known.find(question); found != known.end()) return found->second;
   if (known.size() == kMostKnownWays) known.clear();
-  return known[question] = best_box_way(g, transposed, element_bytes, parts, results);
+  return known[question] = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -286,4 +286,50 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
   return best;
 }
 
+/// Results of a warpgroup that are written as one box, by the tensor memory accelerator: `rows` of each of
+/// `images`, with the box's pitch and what lies between images, `places` in all. Its map leaves out what is
+/// outside of the image. A tile has `halves` of these: its rows or its images.
+struct ResultBox {
+  ResultBox() = default;
+  ResultBox(const BoxTile& t, int halves)
+      : images(t.images > 1 ? t.images / halves : 1),
+        rows(t.images > 1 ? t.box_rows : t.rows / halves),
+        places(images * rows * t.pitch) {}
+  int images = 1, rows = 1, places = 1;
+};
+
+/// box_tile() for results that are written as boxes: tiles have whole rows, of pitches that `unit` divides,
+/// and a half's results are at its first `places`.
+inline BoxTile box_tile_of_halves(const BoxPlan& p, int places, int halves, int most_pixels, int unit) {
+  const int height = p.h.most(), columns = p.w.most(), halo = p.h.halo();
+  const int pitch = (columns + p.w.halo() + unit - 1) / unit * unit;
+  BoxTile best;
+  best.rows = 0;
+  if (p.n == 0 || height == 0 || columns == 0 || columns > places || pitch * p.joined > kMostOfBox)
+    return best;
+  double least = 0;
+  const auto offer = [&](const BoxTile& t) {
+    const double tiles =
+        static_cast<double>((p.n + t.images - 1) / t.images) * ((height + t.rows - 1) / t.rows);
+    const double cost = tiles * (places * halves + 0.1 * t.pixels());
+    if (t.box_rows > kMostOfBox || t.pixels() > most_pixels || (best.rows > 0 && cost >= least)) return;
+    best = t, least = cost;
+  };
+  for (int rows = 1 + (places - columns) / pitch; rows > 0; --rows) {
+    const int bands = (height + halves * rows - 1) / (halves * rows);
+    const int all = (height + bands * halves - 1) / (bands * halves) * halves;
+    offer({1, all, columns, pitch, all + halo});
+    if (best.rows > 0) break;
+  }
+  const BoxTile image{1, height, columns, pitch, height + halo};
+  for (int images = 1 + (places - image.places()) / image.image_pixels();
+       images > 0 && image.places() <= places; --images) {
+    const int all = halves * std::min(images, (p.n + halves - 1) / halves);
+    if (all < 2 || all > kMostOfBox) continue;
+    offer({all, height, columns, pitch, height + halo});
+    if (best.images > 1) break;
+  }
+  return best;
+}
+
 }  // namespace tapedeck::conv_gemm

@@ -136,7 +136,8 @@ struct Variants {
     if (c.algorithm == ConvAlgorithm::strip && last()) variant = "channels last";
     if (c.algorithm == ConvAlgorithm::wgmma) {
       using namespace conv_gemm;
-      const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, true);
+      const BoxResults results =
+          box_results(layout, transposed ? g.w.out : g.w.in, factors().element_bytes, 0);
       const MapWay way = map_way(g, transposed, layout, results, factors());
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)

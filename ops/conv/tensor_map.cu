@@ -32,6 +32,17 @@ CUtensorMapDataType type_of(DType dtype) {
   return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 }
 
+CUtensorMap map_of(CUtensorMapDataType type, const void* first, const cuuint64_t (&sizes)[5],
+                   const cuuint64_t (&strides)[4], const cuuint32_t (&sides)[5], CUtensorMapSwizzle swizzle) {
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult result = encoder()(&map, type, 5, const_cast<void*>(first), sizes, strides, sides, steps,
+                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "conv: cuTensorMapEncodeTiled failed with error ", static_cast<int>(result));
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
@@ -50,17 +61,27 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
   const cuuint32_t sides[5] = {static_cast<cuuint32_t>(kPixelBytes / bytes), u32(box.pitch),
                                u32(box.images > 1 ? box.box_rows : box.slice()),
                                u32(box.images > 1 ? box.slice() : 1), 1};
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const char* const first =
       static_cast<const char*>(images.data) +
       (static_cast<std::int64_t>(h.remainder) * s.h + static_cast<std::int64_t>(w.remainder) * s.w) *
           static_cast<std::int64_t>(bytes);
-  CUtensorMap map{};
-  const CUresult result = encoder()(&map, type_of(dtype), 5, const_cast<char*>(first), sizes, strides, sides,
-                                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "conv: cuTensorMapEncodeTiled failed with error ", static_cast<int>(result));
-  return map;
+  return map_of(type_of(dtype), first, sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
+                       const ResultBox& box, int parities) {
+  const DType dtype = to.dtype();
+  const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype)), row = to.size(3) * bytes,
+                     channel = to.size(2) * row;
+  const cuuint64_t sizes[5] = {u64(to.size(3)), u64(rows), u64(to.size(0)), 2, u64(to.size(1) / 2)},
+                   strides[4] = {u64(row_step * row), u64(to.size(1) * channel), u64(channel),
+                                 u64(2 * channel)};
+  const cuuint32_t sides[5] = {u32(pitch), u32(box.rows), u32(box.images), u32(parities), 8};
+  return map_of(dtype == DType::float32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : type_of(dtype),
+                static_cast<const char*>(to.raw()) + first_row * row, sizes, strides, sides,
+                CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -10,11 +10,17 @@ namespace tapedeck::cu::conv_gemm {
 
 using tapedeck::conv_gemm::BoxTile;
 using tapedeck::conv_gemm::PlaneAxis;
+using tapedeck::conv_gemm::ResultBox;
 
 /// A plane of images as five axes, (channel of a group, column, row, image, group), of which a copy brings
 /// kPixelBytes of channels of each pixel of a slice of a box; bytes as wgmma.cuh wants them, zeros outside.
 /// Float32 is rounded to TF32 on the way. Throws Error if the driver refuses.
 CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
                       const PlaneAxis& w, const BoxTile& box);
+
+/// One phase of rows of results `to` in nchw as five axes: (column, row, image, even or odd channel, pair of
+/// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.
+CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
+                       const ResultBox& box, int parities);
 
 }  // namespace tapedeck::cu::conv_gemm

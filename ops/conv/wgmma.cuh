@@ -294,6 +294,54 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* 
   }
 }
 
+/// For a thread that has written shared memory: what is stored from there later sees it.
+__device__ __forceinline__ void fence_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/// Stores a box of shared memory by the tensor memory accelerator, to these places of the map's axes on.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int w, int h, int n,
+                                          int odd, int c) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(shared_address(shared)), "r"(w), "r"(h), "r"(n), "r"(odd), "r"(c)
+      : "memory");
+}
+/// For the thread that stored boxes: their shared memory is read; they are written.
+__device__ __forceinline__ void await_boxes_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void await_boxes() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/// *to = x, if `does`: without a branch, after which threads of a warp may be apart.
+template <class T>
+__device__ __forceinline__ void store_if(bool does, void* to, const T& x) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  const int p = does;
+  if constexpr (sizeof(T) == 2) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b16 [%1], %2; }" ::"r"(p), "l"(to),
+                 "h"(__builtin_bit_cast(std::uint16_t, x))
+                 : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(p), "l"(to),
+                 "r"(__builtin_bit_cast(unsigned, x))
+                 : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    const auto words = __builtin_bit_cast(uint2, x);
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(p),
+                 "l"(to), "r"(words.x), "r"(words.y)
+                 : "memory");
+  } else {
+    const auto words = __builtin_bit_cast(uint4, x);
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(p),
+        "l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+        : "memory");
+  }
+}
+
 /// Two warpgroups take turns by named barriers: one waits for its own until the other one has passed the
 /// turn.
 __device__ __forceinline__ void await_turn(int barrier) {

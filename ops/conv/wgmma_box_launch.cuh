@@ -144,10 +144,18 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
       call.maps[i * plan.w.planes + j] =
           image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
                     plan.plane_w(j), call.tile);
+  const int halves = choice.blocks == 1 ? 2 : 1;
+  call.results = choice.results, call.half = choice.half, call.staged_bytes = choice.staged_bytes;
+  if (choice.results == BoxResults::boxes) {
+    call.box = ResultBox(call.tile, halves);
+    for (int i = 0; i < plan.h.phases; ++i)
+      call.maps[plan.planes() + i] =
+          result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i], call.tile.pitch * plan.joined,
+                     call.box, channel_copies(plan.to_channels) == 1 ? 2 : 1);
+  }
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.negative_slope = static_cast<float>(negative_slope);
   call.to = to.raw();
-  call.results = choice.results;
   call.to_strides = ImageStrides(to.strides());
   const auto neighbours = [&](int elements) {
     const ImageStrides& s = call.to_strides;

@@ -2,7 +2,8 @@
 // results written.
 //
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
-// thread, in nchw a warp writes 32 places of a channel at once.
+// thread; in nchw a warp writes 32 places of a channel at once, or where a tile has whole rows, one of its
+// threads hands all of its results to the tensor memory accelerator.
 #pragma once
 
 #include <tapedeck/core/launch_kernel.cuh>
@@ -10,33 +11,6 @@
 #include <tapedeck/ops/conv/wgmma_box_tile.cuh>
 
 namespace tapedeck::cu::conv_gemm {
-
-/// *to = x, if `does`: without a branch, after which threads of a warp may be apart.
-template <class T>
-__device__ __forceinline__ void store_if(bool does, void* to, const T& x) {
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
-  const int p = does;
-  if constexpr (sizeof(T) == 2) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b16 [%1], %2; }" ::"r"(p), "l"(to),
-                 "h"(__builtin_bit_cast(std::uint16_t, x))
-                 : "memory");
-  } else if constexpr (sizeof(T) == 4) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(p), "l"(to),
-                 "r"(__builtin_bit_cast(unsigned, x))
-                 : "memory");
-  } else if constexpr (sizeof(T) == 8) {
-    const auto words = __builtin_bit_cast(uint2, x);
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(p),
-                 "l"(to), "r"(words.x), "r"(words.y)
-                 : "memory");
-  } else {
-    const auto words = __builtin_bit_cast(uint4, x);
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(p),
-        "l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-        : "memory");
-  }
-}
 
 /// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products.
 template <class Math, int kPlaces, int kOfPlace>
@@ -70,7 +44,7 @@ struct BoxOutput {
     return (tile.block * call.blocks + (call.blocks == 1 ? 0 : warpgroup)) * kBlockChannels;
   }
   __device__ __forceinline__ static int first_place(const BoxArguments& call) {
-    return call.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * N : 0;
+    return call.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * call.half : 0;
   }
   __device__ static std::int64_t first_result(const BoxArguments& call, const TileAt& tile) {
     const BoxPlan& p = call.plan;
@@ -172,8 +146,9 @@ struct BoxOutput {
 
   /// Finishes a warpgroup's sums and writes them.
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
-                               float* staged, const Finish& finish, const float (&bias)[2],
-                               const Sums& sums) {
+                               char* memory, const Finish& finish, const float (&bias)[2], const Sums& sums) {
+    if (call.results == BoxResults::boxes) return write_box(call, tile, memory, finish, bias, sums);
+    float* const staged = reinterpret_cast<float*>(memory);
     const int first = first_channel(call, tile);
     Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
     places += first_place(call);
@@ -186,6 +161,62 @@ struct BoxOutput {
     } else {
       write_channels(call, tile, places, to, finish, bias, sums[0]);
     }
+  }
+
+  /// In nchw, where a tile has whole rows: each warp has its channels' results as a box in shared memory,
+  /// [channel][image][row][column], which one thread hands to the tensor memory accelerator. Of copies of
+  /// channels the first has the even ones, the second the odd ones.
+  __device__ __forceinline__ static void write_box(const BoxArguments& call, const TileAt& tile, char* memory,
+                                                   const Finish& finish, const float (&bias)[2],
+                                                   const Sums& sums) {
+    const BoxPlan& p = call.plan;
+    const ResultBox& box = call.box;
+    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
+              half = call.blocks == 1 ? warp / (kWarpgroup / 32) : 0,
+              copy = warp % (kWarpgroup / 32) * call.copies / (kWarpgroup / 32),
+              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
+              image = tile.image + (call.tile.images > 1 ? half * box.images : 0),
+              row = tile.row + (call.tile.images > 1 ? 0 : half * box.rows);
+    if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
+    const int channels = call.copies == 1 ? 16 : 8, pitch = box.places * kJoined;  // of a channel
+    Value* const rows = reinterpret_cast<Value*>(memory) + warp * channels * pitch;
+    if (lane == 0) await_boxes_read();
+    __syncwarp();
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      if (call.copies > 1 && copy != odd) continue;
+      const float of_channel[2] = {bias[odd], bias[odd]};
+      Value* const mine = rows + (call.copies == 1 ? lane / 4 * 2 + odd : lane / 4) * pitch;
+      constexpr int kGroups = kSums / 4, kAtOnce = kGroups % 4 == 0 ? 4 : kGroups % 2 == 0 ? 2 : 1;
+#pragma unroll
+      for (int group = 0; group < kGroups; group += kAtOnce) {  // of eight places
+        float finished[kAtOnce * 2 * kJoined];
+#pragma unroll
+        for (int i = 0; i < kAtOnce * 2 * kJoined; ++i)
+          finished[i] =
+              sums[i % kJoined][(group + i / (2 * kJoined)) * 4 + odd * 2 + i % (2 * kJoined) / kJoined];
+        finish(finished, of_channel);
+#pragma unroll
+        for (int g = 0; g < kAtOnce; ++g) {
+          const int at = place((group + g) * 4);
+          Pack<Value, 2 * kJoined> values;
+#pragma unroll
+          for (int i = 0; i < 2 * kJoined; ++i)
+            values.values[i] = convert<Value>(finished[g * 2 * kJoined + i]);
+          if (at < box.places) *reinterpret_cast<Pack<Value, 2 * kJoined>*>(mine + at * kJoined) = values;
+        }
+      }
+    }
+    fence_async();
+    __syncwarp();
+    if (lane == 0) {
+      store_box(call.maps[p.planes() + tile.i], rows, 0, row, image, call.copies == 1 ? 0 : copy,
+                (tile.group * p.to_channels + first_of_warp) / 2);
+    }
+  }
+  /// What ends a kernel.
+  __device__ __forceinline__ static void end(const BoxArguments& call) {
+    if (call.results == BoxResults::boxes) await_boxes();
   }
 
   /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
@@ -396,6 +427,7 @@ struct BoxOutput {
     for (int k = 0; k < 4; ++k) {
       const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
       const int c = first_channel(call, tile) + channel(call, k);
+      if (place(first % kSums + k) >= (call.blocks == 1 ? call.half : N)) continue;  // the other warpgroup's
       if (!exists(at, inside(tile, tile.columns_of(phase))) || c >= p.to_channels || !writes(call, 0))
         continue;
       to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);

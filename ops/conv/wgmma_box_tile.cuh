@@ -19,7 +19,7 @@ static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 struct BoxArguments {
   BoxPlan plan;
   BoxTile tile;
-  CUtensorMap maps[kMaxPlanes];
+  CUtensorMap maps[kMaxPlanes + 1];  // of planes to read; then, where results are boxes, of phases of rows
   const char* packed;
   const unsigned *largest, *largest_weight;  // of what is read and of the weights, where these are scaled
   const void* bias;
@@ -34,6 +34,9 @@ struct BoxArguments {
   int copies;                                                   // channel_copies()
   int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
+  ResultBox box;  // of results, if they are boxes
+  int half;       // place where the second warpgroup begins, if both have the same channels
+  int staged_bytes;
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };

@@ -21,9 +21,9 @@ using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                const Tensor& bias, const Tensor& to, double negative_slope) {
-  const bool at_pair = reinterpret_cast<std::uintptr_t>(to.raw()) % (2 * size_of(to.dtype())) == 0;
-  const MapWay way =
-      map_way(g, transposed, from.layout(), box_results(to.layout(), to.size(3), at_pair), factors_of<Math>);
+  const BoxResults results = box_results(to.layout(), to.size(3), factors_of<Math>.element_bytes,
+                                         reinterpret_cast<std::uintptr_t>(to.raw()));
+  const MapWay way = map_way(g, transposed, from.layout(), results, factors_of<Math>);
   if constexpr (multiplies_float<Math>) {
     if (way.kind == MapKind::halves)
       return box_map<HalvesOf<Math>>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;

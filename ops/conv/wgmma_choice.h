@@ -54,10 +54,13 @@ inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Facto
   return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
 }
 
-/// How results of an image `width` wide are written, into a tensor that starts at a whole pair or not.
-inline BoxResults box_results(Layout layout, std::int64_t width, bool at_pair) {
+/// The most that is written at once of results of so many bytes, in images `width` wide of a tensor that
+/// begins at an address. The tensor memory accelerator knows multiples of 16 bytes.
+inline BoxResults box_results(Layout layout, std::int64_t width, int bytes, std::uintptr_t address) {
   if (layout != Layout::nchw) return BoxResults::channels;
-  return width % 2 == 0 && at_pair ? BoxResults::pairs : BoxResults::rows;
+  if (width * bytes % 16 == 0 && address % 16 == 0) return BoxResults::boxes;
+  return width % 2 == 0 && address % (2 * static_cast<unsigned>(bytes)) == 0 ? BoxResults::pairs
+                                                                             : BoxResults::rows;
 }
 
 enum class MapKind { windows, boxes, halves };
@@ -83,11 +86,11 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   double clocks = of_windows;  // the least so far
   BoxWay boxes;
   if (f.parts == 1) {
-    boxes = known_box_way(g, transposed, f.element_bytes, 1, results);
+    boxes = known_box_way(g, transposed, f.element_bytes, 1, results, f.element_bytes);
     if (boxes.choice.places > 0) clocks = std::min(clocks, boxes.choice.clocks);
   }
   if (f.are_float()) {
-    const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results);
+    const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results, f.element_bytes);
     const bool shared = OperandCopies::serve_both() && weight_grad_over_boxes(g, f);
     const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
     const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
