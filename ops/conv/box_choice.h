@@ -163,7 +163,13 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                                                      : 6;
   const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
                          channel_copies(p.to_channels);
-  const double tile = 1.2 * std::max(multiplied, brought) / p.phases() + 1200 + written;
+  // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
+  // has what is in stages to multiply: with less it waits.
+  const double tap = step / 2 * steps / std::max(1, p.chunks) * (parts == 1 ? 1 : 3),
+               refilled = taps * p.chunks * (2 * tap + 1000) / c.weight_stages,
+               alone = 600 + std::min(written, 6.0 * places),
+               others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
+  const double tile = 1.2 * std::max({multiplied, brought, refilled}) / p.phases() + written + others;
   // Splits as far as there are multiprocessors without work, at least eight taps each.
   const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
   c.splits = static_cast<int>(
