@@ -157,7 +157,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                          26;
   // Rows of one phase of columns have gaps, and sectors are written by halves.
   const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
-  const int of_place = results == BoxResults::boxes  ? 4 * p.joined
+  const int of_place = results == BoxResults::boxes  ? 28 * p.joined
                        : p.joined == 2               ? 60
                        : results == BoxResults::rows ? 10
                                                      : 6;
