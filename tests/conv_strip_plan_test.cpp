@@ -2,7 +2,8 @@
 // conv_strip::Strip, in plain loops over shared memory that is poisoned, against the definition.
 #include <gtest/gtest.h>
 
-#include <tapedeck/ops/conv/strip_plan.h>
+#include <tapedeck/ops/conv/strip_passes.h>
+#include <tapedeck/ops/conv/strip_stage.h>
 
 #include <cmath>
 #include <limits>
@@ -171,6 +172,123 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes, bool l
   for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], expected[i]) << "element " << i;
 }
 
+/// Column phases in passes, as strip_transposed_channels_last_kernel multiplies them.
+void check_passes(const ConvCase& c, ConvRandom& random, int element_bytes, bool last) {
+  Strip p(geometry_of(c), true, element_bytes, last);
+  p.plan.from = strides(c.ci, p.plan.from_h, p.plan.from_w);
+  p.plan.to = strides(c.co, p.to_h, p.to_w);
+  Passes passes = choose_passes(p, static_cast<int>(random.in(1, 3)));
+  if (passes.count < 0) return;
+  if (random.in(0, 1) == 1) choose_rows(p);
+  set_random_tile(p, random, p.plan.from_w, p.plan.from_channels);
+  passes.set_tile(p);
+  const Values x = random.integers(c.x_count()), w = random.integers(c.w_count());
+  const Values expected = define_y(c, x, w, {});
+  Values y(expected.size(), 0.0);
+  std::vector<int> written(expected.size(), 0);
+  const int stride = p.plan.w.phase[0].to_step;
+  ASSERT_GT(p.first_to, -stride);
+  for (int t = 0; t < p.tiles(); ++t)
+    for (int group = 0; group < p.plan.groups; ++group) {
+      const Tile tile = p.tile(t);
+      const SharedTile shared(p, tile, x, group * p.plan.from_channels, p.plan.from_channels);
+      for (int i = 0; i < p.plan.h.count; ++i)
+        for (int place = 0; place < p.plan.w.count; ++place) {
+          const int j = passes.order[place];
+          int q = 0;
+          while (q + 1 < passes.count && passes.first[q + 1] <= place) ++q;
+          const bool live = place < passes.live;
+          ASSERT_EQ(p.plan.w.phase[j].taps > 0, live);
+          const int n = place - passes.first[q], steps = live ? passes.steps(p, i, q, n) : 0;
+          ASSERT_LE(steps, live ? passes.steps(p, i, q, 0) : 0);
+          const int column = p.plan.w.phase[j].to - p.first_to;
+          ASSERT_GE(column, 0);
+          ASSERT_LT(column, stride);
+          for (int a = 0; a < p.rows; ++a)
+            for (int b = 0; b < p.columns; ++b) {
+              const int row = p.plan.h.phase[i].to + (tile.a + a) * p.plan.h.phase[i].to_step,
+                        at_column = (tile.b + b) * stride + p.first_to + column;
+              const bool exists = row >= 0 && row < p.to_h && at_column >= 0 && at_column < p.to_w;
+              for (int m = 0; m < p.plan.to_channels; ++m) {
+                double sum = 0;
+                for (int e = 0; e < steps * kStep; ++e) {
+                  const auto element = passes.element(p, i, q, p.element_of(e / kStep, e % 4, e / 4 % 2));
+                  const double value = shared[passes.offset(p, i, element) + p.result_offset(a, b)];
+                  ASSERT_FALSE(std::isnan(value));
+                  const std::int64_t weight = passes.weight(p, group, i, q, n, element, m);
+                  // Only past the last element of a level is something multiplied by no weight.
+                  ASSERT_EQ(weight < 0, element.jh < 0);
+                  if (weight >= 0) sum += value * w.at(static_cast<std::size_t>(weight));
+                }
+                if (!exists) continue;
+                const std::size_t to =
+                    at(p.plan.to, tile.image, group * p.plan.to_channels + m, row, at_column);
+                y.at(to) += sum;
+                written.at(to) += 1;
+              }
+            }
+        }
+    }
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    ASSERT_EQ(written[i], 1) << "element " << i;
+    ASSERT_EQ(y[i], expected[i]) << "element " << i;
+  }
+}
+
+/// y as strip_transposed_kernel writes it: rows of a tile to a stage, and its lines to memory.
+void check_stage(const ConvCase& c, ConvRandom& random, int element_bytes) {
+  Strip p(geometry_of(c), true, element_bytes);
+  p.plan.to = strides(c.co, p.to_h, p.to_w);
+  if (choose_passes(p).count < 0) return;
+  choose_rows(p);
+  set_random_tile(p, random, p.plan.from_w, p.plan.from_channels);
+  const int step_h = p.plan.h.phase[0].to_step, block = static_cast<int>(8 * random.in(1, 2));
+  const Stage stage(p, static_cast<int>(random.in(1, 3)), block);
+  EXPECT_EQ(stage.pitch % stage.sector, 0);
+  EXPECT_EQ(stage.pitch * element_bytes / 4 % 32, 8);
+  const int y_shift = static_cast<int>(random.in(0, stage.sector - 1));
+  std::vector<int> y(c.y_count(), -1);  // what an element has: its own number
+  for (int t = 0; t < p.tiles(); ++t)
+    for (int first = 0; first < c.co; first += block) {
+      const Tile tile = p.tile(t);
+      const int channels = std::min(block, static_cast<int>(c.co) - first);
+      const std::int64_t image = tile.image * p.plan.to.n + first * p.plan.to.c;
+      const int base = y_shift + static_cast<int>(image), column = Stage::first_column(p, tile);
+      const Stage::Span all = stage.columns(column);
+      ASSERT_GE(all.begin, 0);
+      ASSERT_LE(all.end, stage.span);
+      for (int i = 0; i < p.rows * step_h; ++i) {
+        const int row = tile.a * step_h + p.first_row + i;
+        if (row < 0 || row >= p.to_h) continue;
+        std::vector<int> staged(static_cast<std::size_t>(stage.size()), -1);
+        for (int place = 0; place < block; ++place) {
+          const int channel = Stage::channel(place);
+          ASSERT_EQ(Stage::place(channel), place);
+          if (channel >= channels) continue;
+          const int shift = stage.shift(p, base, channel, row, column), from = place * stage.pitch + shift;
+          ASSERT_GE(shift, 0);
+          ASSERT_LE(shift + stage.span, stage.pitch);
+          const std::int64_t to = image + channel * p.plan.to.c + row * p.plan.to.h + column;
+          ASSERT_EQ((y_shift + to - from) % stage.sector, 0);
+          for (int e = 0; e < stage.span; ++e)
+            staged.at(static_cast<std::size_t>(from + e)) = static_cast<int>(to + e);
+          const Stage::Span v = stage.vectors(all, shift);
+          ASSERT_EQ((v.end - v.begin) % stage.elements, 0);
+          if (v.end > v.begin) {
+            ASSERT_EQ((from + v.begin) % stage.elements, 0);
+          }
+          ASSERT_LT(v.begin - all.begin, std::max(stage.elements, all.end - all.begin + 1));
+          ASSERT_LT(all.end - v.end, stage.elements);
+          for (int e = all.begin; e < all.end; ++e) {
+            ASSERT_EQ(y.at(static_cast<std::size_t>(to + e)), -1);
+            y.at(static_cast<std::size_t>(to + e)) = staged.at(static_cast<std::size_t>(from + e));
+          }
+        }
+      }
+    }
+  for (std::size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], static_cast<int>(i));
+}
+
 /// Rows are (tap, channel of y): what strip_weight_grad_kernel sums.
 void check_weight_grad(const ConvCase& c, ConvRandom& random, int element_bytes, bool last) {
   const ConvTranspose2dGeometry g = geometry_of(c);
@@ -217,6 +335,8 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
                    " bytes: " + c.text());
       check_map(c, random, true, element_bytes, false);
       check_map(c, random, false, element_bytes, false);
+      check_passes(c, random, element_bytes, false);
+      check_stage(c, random, element_bytes);
       check_rows(c, random, element_bytes, false);
       check_weight_grad(c, random, element_bytes, false);
       if (::testing::Test::HasFailure()) return;
@@ -233,11 +353,25 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoesWithChannelsLast) {
                    " bytes: " + c.text());
       check_map(c, random, true, element_bytes, true);
       check_map(c, random, false, element_bytes, true);
+      check_passes(c, random, element_bytes, true);
       check_rows(c, random, element_bytes, true);
       check_weight_grad(c, random, element_bytes, true);
       if (::testing::Test::HasFailure()) return;
     }
   }
+}
+
+TEST(ConvStripPlan, BeginsWhereResultsOfAStepSeeTheFewestRows) {
+  // Taps of row 5i - 1, 5i + 1 and 5i + 3 bring row i.
+  ConvTranspose2dGeometry g;
+  g.ci = g.co = 8;
+  g.h = g.w = {.in = 64, .out = 318, .kernel = 3, .stride = 5, .padding = 1, .dilation = 2};
+  Strip p(g, true, 4);
+  choose_rows(p);
+  p.set_tile(1, 32, 8, 16, 16, 8);
+  EXPECT_EQ(p.first_row, -1);
+  EXPECT_EQ(p.slots, 1);
+  EXPECT_EQ(p.tiles_h, 64);
 }
 
 TEST(ConvStripPlan, ReadsOnlyRowsThatTapsReach) {

@@ -97,7 +97,9 @@ TEST(CudaConvExplain, NamesVariants) {
   EXPECT_EQ(
       choices_of("depthwise", float32, nchw),
       "depthwise (planes in shared memory), depthwise (rows in registers), depthwise (rows in registers)");
-  EXPECT_EQ(choices_of("depthwise", bfloat16, nchw), three("depthwise (rows in registers)"));
+  EXPECT_EQ(choices_of("depthwise", bfloat16, nchw),
+            "depthwise (rows in registers), depthwise (rows in registers), depthwise (whole planes in shared "
+            "memory)");
   EXPECT_EQ(choices_of("depthwise", DType::float64, nchw), three("depthwise (planes in shared memory)"));
   EXPECT_EQ(choices_of("depthwise", bfloat16, nhwc), three("depthwise (rows through a ring)"));
   EXPECT_EQ(choices_of("depthwise", bfloat16, nhwc, false), three("depthwise (channels last)"));

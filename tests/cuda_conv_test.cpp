@@ -319,6 +319,75 @@ TEST_F(CudaConv, BoxesOfResults) {
   }
 }
 
+// Kernels that put rows and planes together in shared memory: widths of many tiles, lines of all alignments,
+// rows and columns without taps, images that are not aligned.
+TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
+  struct Layer {
+    ConvAlgorithm algorithm;
+    Shape x, w;
+    ConvTranspose2dOptions options;
+  };
+  const ConvTranspose2dOptions dilated{.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4};
+  const Layer layers[] = {
+      {ConvAlgorithm::strip, {3, 32, 11, 256}, {32, 16, 3, 5}, dilated},
+      {ConvAlgorithm::strip, {3, 32, 10, 131}, {32, 8, 3, 5}, dilated},
+      {ConvAlgorithm::strip, {3, 32, 7, 128}, {32, 64, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+      {ConvAlgorithm::strip, {2, 24, 9, 77}, {24, 24, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+      {ConvAlgorithm::strip, {3, 8, 37, 1500}, {8, 8, 2, 2}, {.stride = 2}},
+      {ConvAlgorithm::strip, {3, 8, 5, 701}, {8, 11, 3, 4}, {.padding = 1}},
+      {ConvAlgorithm::depthwise,
+       {6, 200, 40, 56},
+       {200, 1, 4, 4},
+       {.stride = 2, .padding = 1, .groups = 200}},
+      {ConvAlgorithm::depthwise, {6, 200, 71, 64}, {200, 1, 3, 3}, {.padding = 1, .groups = 200}},
+      {ConvAlgorithm::depthwise,
+       {6, 200, 33, 48},
+       {200, 2, 3, 3},
+       {.stride = 2, .padding = 1, .output_padding = 1, .groups = 200}},
+  };
+  int number = 0;
+  for (const Layer& layer : layers) {
+    if (number++ % std::min(test_share(), 3) != 0) continue;
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+        for (Precision precision : {Precision::highest, Precision::high}) {
+          if (precision == Precision::high && dtype != DType::float32) continue;
+          if (test_share() > 1 && dtype == DType::float16) continue;
+          SCOPED_TRACE(concat(layer.x, " ", layer.w, " ", layout, " ", dtype));
+          const auto tensor = [&](const Shape& shape) { return randn(shape).to(kCuda).to(dtype); };
+          // The first image is left out: the others are aligned to less.
+          const Tensor x = tensor(layer.x).to(layout).slice(1, layer.x[0]), w = tensor(layer.w),
+                       b = tensor({layer.w[1] * layer.options.groups});
+          const auto exactly = [](const Tensor& t) { return t.to(DType::float64); };
+          const Size2 kernel{layer.w[2], layer.w[3]};
+          const auto& o = layer.options;
+          const Conv2dOptions plain{o.stride, o.padding, o.dilation, o.groups};
+          set_float32_precision(Precision::highest);
+          set_conv_algorithm(ConvAlgorithm::reference);
+          const Tensor y = conv_transpose2d(exactly(x), exactly(w), exactly(b), o).tensor();
+          const Tensor gy = tensor(y.shape()).to(layout);
+          const Tensor gx = conv2d(exactly(gy), exactly(w), {}, plain).tensor(),
+                       gw = conv_transpose2d_weight_grad(exactly(x), exactly(gy), kernel, o).tensor();
+          set_float32_precision(precision);
+          set_conv_algorithm(layer.algorithm);
+          const double tolerance = dtype == DType::float32    ? (precision == Precision::high ? 6e-4 : 2e-6)
+                                   : dtype == DType::bfloat16 ? 3e-3
+                                                              : 4e-4;
+          const auto check = [&](const char* what, const Tensor& got, const Tensor& expected) {
+            expect_near(what, got.to(Device{}), expected.to(Device{}), tolerance);
+          };
+          poison_memory();
+          check("y", conv_transpose2d(x, w, b, o).tensor(), y);
+          poison_memory();
+          check("gx", conv2d(gy, w, {}, plain).tensor(), gx);
+          poison_memory();
+          check("gw", conv_transpose2d_weight_grad(x, gy, kernel, o).tensor(), gw);
+        }
+      }
+    }
+  }
+}
+
 // Float32 operands of all sizes as scaled halves: results only scale with them.
 TEST_F(CudaConv, ScaledHalvesOfAllSizes) {
   const ConvTranspose2dOptions options{.stride = 2, .padding = 1};

@@ -1,5 +1,6 @@
-// Depthwise convolutions of common sizes: in nchw with rows in registers (depthwise_rows.cu), with channels
-// last with rows in a ring in shared memory (depthwise_ring.cu).
+// Depthwise convolutions of common sizes: in nchw with rows in registers (depthwise_rows.cu), the weight's
+// gradient of 16-bit types with planes in shared memory (depthwise_planes.cu); with channels last with rows
+// in a ring in shared memory (depthwise_ring.cu).
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -16,6 +17,12 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 /// The same for depthwise_weight_grad().
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
+
+/// The latter of 16-bit types and many large planes, on GPUs that have Hopper's shared memory; it is asked
+/// first.
+bool depthwise_planes_fits(const ConvTranspose2dGeometry& g, DType dtype);
+bool depthwise_planes_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                  const Tensor& w);
 
 /// The same for depthwise_channels_last() and depthwise_channels_last_weight_grad(), on GPUs that have
 /// Hopper's shared memory.

@@ -148,7 +148,7 @@ bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layo
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w) {
   const DeviceScope scope(w.device());
-  if (depthwise_rows_weight_grad(g, x, y, w)) return;
+  if (depthwise_planes_weight_grad(g, x, y, w) || depthwise_rows_weight_grad(g, x, y, w)) return;
   Arguments a = arguments_of(g, w.dtype());
   a.x = x.raw();
   a.y = y.raw();

@@ -148,7 +148,7 @@ struct Variants {
 
   ConvChoice of_weight_grad(const Choice& c) const {
     std::string variant;
-    if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(false);
+    if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise_weight_grad();
     if (c.algorithm == ConvAlgorithm::direct && thin_weight_grad_fits(g, dtype, layout, layout))
       variant = "thin";
     if (c.algorithm == ConvAlgorithm::strip && strip_weight_grad_rows_fits(g, dtype, layout)) {
@@ -173,6 +173,10 @@ struct Variants {
   const char* depthwise(bool transposed) const {
     if (last()) return has_wgmma && depthwise_ring_fits(g, dtype) ? "rows through a ring" : "channels last";
     return depthwise_rows_fits(g, transposed, dtype) ? "rows in registers" : "planes in shared memory";
+  }
+  const char* depthwise_weight_grad() const {
+    if (!last() && has_wgmma && depthwise_planes_fits(g, dtype)) return "whole planes in shared memory";
+    return depthwise(false);
   }
   const char* products(bool boxes, bool halves) const {
     if (!boxes) return "windows gathered for each tap";

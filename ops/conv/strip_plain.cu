@@ -17,9 +17,8 @@
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (kb75 and kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.27, 0.24 and
-// 0.19 and 0.26, 0.25 and 0.18 ms, 76, 84 and 53% and 77, 79 and 56% of a copy's bandwidth for all rows, of
-// which not all are read.
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.25, 0.23 and 0.16 and
+// 0.26, 0.25 and 0.14 ms, 44, 48 and 34% and 47, 48 and 44% of a copy's bandwidth for the rows that are read.
 // What helped: reading a row once for all rows of x that it meets, steps four at a time without branches
 // (0.40 to 0.26 and 0.29 to 0.26 ms), stages of many channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A
 // tile of several rows, whose rows of y other tiles read again, took 0.55.
@@ -53,6 +52,11 @@ constexpr bool is_merged(int rows, std::size_t bytes, bool last) {
   return rows == 1 && (bytes == 4 || last);
 }
 
+/// Blocks that a multiprocessor has registers for: the more, the less waiting for loads and products.
+constexpr int most_blocks(std::size_t bytes, bool last, int m, int n) {
+  return bytes == 2 && !last && m * n == 1 ? 3 : 2;
+}
+
 /// What a block goes down: results [begin, end) of column tile b of an image.
 struct Item {
   __device__ Item(const PlainArguments& call, int index) {
@@ -67,7 +71,7 @@ struct Item {
 
 /// kRows: of x that a row of y can meet.
 template <class T, int kParts, bool kLast, int kRows, int kM, int kN>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN))
     strip_plain_kernel(const __grid_constant__ PlainArguments call) {
   constexpr bool kSplit = kParts == 3 && kRows > 1, kMerged = is_merged(kRows, sizeof(T), kLast);
   using P = Product<T, kParts, kLast, kSplit>;
@@ -318,18 +322,17 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     a.stage_bytes = p.slot_of.count * p.slot_pitch * bytes;
     const auto align = [](int n) { return (n + 127) / 128 * 128; };
     const std::int64_t weights = std::int64_t{p.chunks} * (merged ? 1 : taps) * a.steps * side * chosen.n *
-                                 64 * (last ? bytes : 4) * (three && chosen.rows > 1 ? 2 : 1);
+                                 64 * bytes * (three && chosen.rows > 1 ? 2 : 1);
     if (weights > 128 << 10) continue;
     a.weights = align(a.steps * kStep * 4);
     a.bias_at = a.weights + static_cast<int>(weights);
     a.ring = align(a.bias_at + side * chosen.n * 32);
-    // Two blocks a multiprocessor where that leaves them two stages, else one.
-    int blocks = 2;
-    a.stages = (kMostShared / 2 - 1024 - a.ring) / a.stage_bytes;
-    if (a.stages < 2) {
-      blocks = 1;
-      a.stages = (kMostShared - 1024 - a.ring) / a.stage_bytes;
-    }
+    // As many blocks a multiprocessor as that leaves two stages.
+    int blocks = most_blocks(size_of(dtype), last, m, chosen.n) + 1;
+    do {
+      --blocks;
+      a.stages = (kMostShared / blocks - 1024 - a.ring) / a.stage_bytes;
+    } while (blocks > 1 && a.stages < 2);
     if (a.stages < 2) continue;
     a.stages = std::min(a.stages, kMostStages);
     const double row = p.copies * p.copy + (last ? 0 : 64.0 / bytes);
@@ -375,7 +378,8 @@ void launch(const PlainArguments& a, Device device) {
   conv_gemm::allow_shared_memory(strip_plain_kernel<T, kParts, kLast, kRows, kM, kN>, bytes);
   const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
   const std::int64_t resident =
-      multiprocessors(device) * std::int64_t{std::min(2, kMostShared / (bytes + 1024))};
+      multiprocessors(device) *
+      std::int64_t{std::min(most_blocks(sizeof(T), kLast, kM, kN), kMostShared / (bytes + 1024))};
   const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.items);
   const std::int64_t turns = ceil_div(a.items, most);  // equal ones
   strip_plain_kernel<T, kParts, kLast, kRows, kM, kN>

@@ -105,6 +105,20 @@ struct Strip {
         reach_w(plan.w),
         slot_of(plan.h, reach_h) {}
 
+  /// Other phases of columns: such as begin before the row, whose results in columns below 0 do not exist.
+  void set_columns(const PhaseAxes& w) {
+    plan.w = w;
+    reach_w = Reach(w);
+    first_to = first_of(w);
+  }
+  /// The same of rows.
+  void set_rows(const PhaseAxes& h) {
+    plan.h = h;
+    reach_h = Reach(h);
+    slot_of = Slots(h, reach_h);
+    first_row = first_of(h);
+  }
+
   /// Of a tile and of the channels of `from` that are in shared memory at once. `copy_bytes`: of one copy, to
   /// which the rows of `from` are aligned; `modulus`, `remainder`: what the words between channels are.
   /// Channels last copy whole pixels, of a multiple of 8 channels. `may_shift`: rows that are aligned to less
@@ -184,9 +198,9 @@ struct Strip {
     int jh, jw, channel;
   };
   TAPEDECK_HD int count(int i, int j) const { return plan.taps(i, j) * chunk; }
-  /// Steps for elements of k: where 16-bit types lie as tensor cores want them, channels last, two at once.
+  /// Steps for elements of k: of 16-bit types two at once.
   TAPEDECK_HD int steps_of(int elements) const {
-    const int together = pixel > 1 && bytes == 2 ? 2 : 1;
+    const int together = bytes == 2 ? 2 : 1;
     return (elements + kStep * together - 1) / (kStep * together) * together;
   }
   /// Where a channel begins in a slot.
@@ -246,6 +260,8 @@ struct Strip {
   int bytes = 4;  // of an element
   int pixel = 1;  // elements between neighbouring columns in shared memory
   int to_h = 0, to_w = 0;
+  int first_to = 0;   // the column of `to` that rows begin at, 0 or a little before it
+  int first_row = 0;  // and the row that columns begin at
   Reach reach_h, reach_w;
   Slots slot_of;
   int rows = 0, columns = 0;  // results of each phase of a tile
@@ -258,7 +274,38 @@ struct Strip {
   int tiles_h = 0, tiles_w = 0;
   int steps = 0, step_begin[kMaxPhases * kMaxPhases + 1] = {};
   Divider by_chunk;
+
+ private:
+  static int first_of(const PhaseAxes& axis) {
+    int first = 0;
+    for (int i = 0; i < axis.count; ++i) first = std::min(first, axis.phase[i].to);
+    return first;
+  }
 };
+
+/// The phases of an axis, those that begin at phase j's first result or behind it a step earlier: before the
+/// tensor.
+inline PhaseAxes begin_earlier(PhaseAxes axis, int j) {
+  const int least = axis.phase[j].to;
+  for (int i = 0; i < axis.count; ++i) {
+    PhaseAxis& phase = axis.phase[i];
+    if (phase.to < least) continue;
+    phase.to -= phase.to_step;
+    phase.from -= phase.from_step;
+    ++phase.count;
+  }
+  return axis;
+}
+
+/// Lets a strip's rows begin where the results of a step see the fewest rows, up to a step before the tensor.
+inline void choose_rows(Strip& p) {
+  const PhaseAxes h = p.plan.h;
+  for (int i = 0; i < h.count; ++i) {
+    const PhaseAxes axis = begin_earlier(h, i);
+    const Reach reach(axis);
+    if (reach.high - reach.low < p.reach_h.high - p.reach_h.low) p.set_rows(axis);
+  }
+}
 
 /// How much longer than its copying a tile of `bytes` takes, where `on_way` tiles of a multiprocessor are on
 /// their way at once: memory brings 16 KB in the time until a copy's first bytes come.

@@ -1,12 +1,10 @@
 // What the kernels for strips of rows (strip_plan.h) share on the device: copies to shared memory, and
 // products of 16 pixels by 8 channels on tensor cores (mma.sync).
 //
-// All types are multiplied as TF32, which holds every bfloat16 and float16: shared memory has the elements as
-// they are in memory, and a thread widens those that it reads; but channels last, 16-bit types are read as
-// they are multiplied. kParts = 3: float32's accuracy, each operand a
-// sum of two TF32 numbers, the first the operand rounded, so that the second has either sign and loses at
-// most a bit; sums over four steps are added to the result's in float32, since tensor cores truncate what
-// they add.
+// Shared memory has the elements as they are in memory. 16-bit types are multiplied as they are, and float32
+// as TF32. kParts = 3: float32's accuracy, each operand a sum of two TF32 numbers, the first the operand
+// rounded, so that the second has either sign and loses at most a bit; sums over four steps are added to the
+// result's in float32, since tensor cores truncate what they add.
 #pragma once
 
 #include <tapedeck/ops/conv/strip_plan.h>
@@ -37,6 +35,40 @@ __device__ __forceinline__ void commit_copies() {
 template <int N>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Bulk copies from shared to global memory, of Hopper; elsewhere nothing. (Waiting for these waits for
+// copies to shared memory, too, and the other way round.)
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kHasBulkCopies = true;
+#else
+inline constexpr bool kHasBulkCopies = false;
+#endif
+
+/// Lets bulk copies read what this thread wrote to shared memory.
+__device__ __forceinline__ void publish_for_bulk_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/// Starts a copy of a multiple of 16 bytes to global memory.
+__device__ __forceinline__ void start_bulk_copy(void* to, unsigned shared, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void commit_bulk_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+/// Waits until all of this thread's bulk copies have read shared memory.
+__device__ __forceinline__ void wait_for_bulk_reads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
 }
 
 /// x in a register from here on: a kernel's arguments are otherwise read again and again, which waits longer
@@ -140,12 +172,15 @@ class RowCopy {
       const T* source = from + static_cast<std::int64_t>(channel) * stride_c_ +
                         static_cast<std::int64_t>(y) * stride_h_ + first_column;
       const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) / sizeof(T)) & shifts_;
+      // From here on a copy goes past the tensor: few rows have such columns.
+      const std::int64_t left = end - source;
+      const int whole = (left < 1 << 30 ? static_cast<int>(left) : 1 << 30) + first_column - kElements;
       int x = first_column - shift + lane_ * kElements;
       source += lane_ * kElements - shift;
       unsigned address = shared_address(to + (slot * channels_ + channel) * pitch_ + lane_ * kElements);
 #pragma unroll 2
       for (int i = lane_; i < copies_; i += lanes_) {
-        if ((x < 0 && x > -kElements) || (x >= 0 && x < width && source + kElements > end)) {
+        if ((x < 0 && x > -kElements) || (x > whole && x < width)) {
 #pragma unroll
           for (int k = 0; k < kElements; k += kWord) {
             copy_or_zero<4>(address + static_cast<unsigned>(k) * sizeof(T), source + k,
@@ -247,6 +282,16 @@ __device__ __forceinline__ float load(unsigned address) {
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address));
     return convert<float>(__builtin_bit_cast(T, x));
   }
+}
+
+/// Two elements of 16 bits in a word.
+__device__ __forceinline__ std::uint32_t load_halves(unsigned low, unsigned high) {
+  const auto load_half = [](unsigned address) {
+    std::uint32_t x;
+    asm volatile("{ .reg .u16 h; ld.shared.u16 h, [%1]; cvt.u32.u16 %0, h; }" : "=r"(x) : "r"(address));
+    return x;
+  };
+  return __byte_perm(load_half(low), load_half(high), 0x5410);
 }
 
 /// Two neighbours, aligned.
@@ -386,8 +431,9 @@ struct WideProduct {
     conv_strip::multiply<T, kParts>(c, a, b);
   }
 };
-/// Of two steps as they are, neighbouring channels of 16 bits in a word.
-template <class T>
+/// Of two steps as they are, 16 bits each, two elements of k in a word: channels last neighbours, else put
+/// together.
+template <class T, bool kLast>
 struct HalfProduct {
   static constexpr int kSteps = 2;
   struct A {
@@ -395,9 +441,12 @@ struct HalfProduct {
   };
   using B = uint2;
   using Stored = uint2;
-  __device__ __forceinline__ static A load(unsigned pixel, unsigned, int half, const int2* table) {
-    const unsigned x = pixel + table[0].x, y = pixel + table[4].x;
-    return {load_word(x), load_word(x + half), load_word(y), load_word(y + half)};
+  __device__ __forceinline__ static A load(unsigned pixel, unsigned second, int half, const int2* table) {
+    const int2 x = table[0], y = table[4];
+    const auto word = [&](const int2& at, int more) {
+      return kLast ? load_word(pixel + at.x + more) : load_halves(pixel + at.x + more, second + at.y + more);
+    };
+    return {word(x, 0), word(x, half), word(y, 0), word(y, half)};
   }
   __device__ __forceinline__ static B read(const Stored& w) { return w; }
   template <class Read>
@@ -422,7 +471,75 @@ struct HalfProduct {
 };
 template <class T, int kParts, bool kLast, bool kSplit>
 using Product =
-    std::conditional_t<kLast && sizeof(T) == 2, HalfProduct<T>, WideProduct<T, kParts, kLast, kSplit>>;
+    std::conditional_t<sizeof(T) == 2, HalfProduct<T, kLast>, WideProduct<T, kParts, kLast, kSplit>>;
+
+/// A product over 16 pixels, of two times 8: rows (tap, channel) of one image by 8 channels of another. As
+/// TF32:
+template <class T, int kParts>
+struct WidePixels {
+  struct A {
+    Fragment<T, kParts, 4> steps[2];
+  };
+  struct B {
+    Fragment<T, kParts, 2> steps[2];
+  };
+  /// Addresses of this thread's pixel of each 8, for its two rows; 4 pixels are `four` bytes.
+  __device__ __forceinline__ static A load_rows(const unsigned (&upper)[2], const unsigned (&lower)[2],
+                                                int four) {
+    A a;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      a.steps[s].set(0, load<T>(upper[s]));
+      a.steps[s].set(1, load<T>(lower[s]));
+      a.steps[s].set(2, load<T>(upper[s] + four));
+      a.steps[s].set(3, load<T>(lower[s] + four));
+    }
+    return a;
+  }
+  __device__ __forceinline__ static B load_columns(const unsigned (&at)[2], int four) {
+    B b;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      b.steps[s].set(0, load<T>(at[s]));
+      b.steps[s].set(1, load<T>(at[s] + four));
+    }
+    return b;
+  }
+  __device__ __forceinline__ static B zeros() {
+    B b;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) b.steps[e / 2].set(e % 2, 0.0f);
+    return b;
+  }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) conv_strip::multiply<T, kParts>(c, a.steps[s], b.steps[s]);
+  }
+};
+/// 16-bit types as they are.
+template <class T>
+struct HalfPixels {
+  struct A {
+    std::uint32_t words[4];
+  };
+  struct B {
+    std::uint32_t words[2];
+  };
+  __device__ __forceinline__ static A load_rows(const unsigned (&upper)[2], const unsigned (&lower)[2],
+                                                int four) {
+    return {load_halves(upper[0], upper[0] + four), load_halves(lower[0], lower[0] + four),
+            load_halves(upper[1], upper[1] + four), load_halves(lower[1], lower[1] + four)};
+  }
+  __device__ __forceinline__ static B load_columns(const unsigned (&at)[2], int four) {
+    return {load_halves(at[0], at[0] + four), load_halves(at[1], at[1] + four)};
+  }
+  __device__ __forceinline__ static B zeros() { return {0, 0}; }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
+    conv_gemm::Half<T>::multiply(c, a.words, b.words[0], b.words[1]);
+  }
+};
+template <class T, int kParts>
+using PixelProduct = std::conditional_t<sizeof(T) == 2, HalfPixels<T>, WidePixels<T, kParts>>;
 
 /// Sums of kM * 16 pixels and kN * 8 channels of a warp: thread l has of pixels l/4 and l/4 + 8 the channels
 /// l%4*2 and l%4*2 + 1.
@@ -436,75 +553,6 @@ __device__ __forceinline__ void add_sums(Sums<kM, kN>& to, const Sums<kM, kN>& f
 #pragma unroll
   for (int i = 0; i < kM * kN * 4; ++i)
     to.values[i / (kN * 4)][i / 4 % kN][i % 4] += from.values[i / (kN * 4)][i / 4 % kN][i % 4];
-}
-
-/// sums += products of `steps` steps. `pixels`: addresses in shared memory of this thread's first pixel of
-/// each 16, the other being `half` bytes further; `offsets`: the table's row of this thread, in bytes;
-/// `weights`: this thread's of the first 8 channels, `pitch` apart from product to product.
-template <class T, int kParts, bool kLast, bool kSplit, int kM, int kN>
-__device__ __forceinline__ void multiply_steps(
-    Sums<kM, kN>& sums, const unsigned (&pixels)[kM], int half, const int2* offsets,
-    const typename Product<T, kParts, kLast, kSplit>::Stored* weights, int pitch, int steps) {
-  using P = Product<T, kParts, kLast, kSplit>;
-  const auto add = [&](Sums<kM, kN>& to) {
-    typename P::A a[kM];
-#pragma unroll
-    for (int i = 0; i < kM; ++i) a[i] = P::load(pixels[i], pixels[i], half, offsets);
-    offsets += 4 * P::kSteps;
-#pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      const auto b = P::read(weights[j * 32]);
-#pragma unroll
-      for (int i = 0; i < kM; ++i) P::multiply(to.values[i][j], a[i], b);
-    }
-    weights += pitch;
-  };
-  constexpr int kFlush = 4;
-  for (; steps >= kFlush; steps -= kFlush) {
-    Sums<kM, kN> part = {};
-#pragma unroll
-    for (int s = 0; s < kFlush; s += P::kSteps) add(kParts == 3 ? part : sums);
-    if constexpr (kParts == 3) add_sums(sums, part);
-  }
-  if (steps > 0) {
-    Sums<kM, kN> part = {};
-    for (int s = 0; s < steps; s += P::kSteps) add(kParts == 3 ? part : sums);
-    if constexpr (kParts == 3) add_sums(sums, part);
-  }
-}
-
-/// Fills the table of offsets, in bytes: two ints for each step and l%4.
-__device__ __forceinline__ void make_offsets(const Strip& p, int* offsets) {
-  for (int e = threadIdx.x; e < p.steps * kStep; e += kThreads) {
-    const int step = e / kStep, t = e % kStep / 2, half = e % 2;
-    int phase = 0;
-    while (p.step_begin[phase + 1] <= step) ++phase;
-    offsets[e] = p.offset(phase / p.plan.w.count, phase % p.plan.w.count,
-                          p.element_of(step - p.step_begin[phase], t, half)) *
-                 p.bytes;
-  }
-}
-
-/// Fills the weights of a group and kN * 8 channels of `to` from `first` on, as multiply_steps() wants them:
-/// [chunk][product][8 channels][thread].
-template <class T, int kParts, int kN, bool kLast, bool kSplit>
-__device__ __forceinline__ void make_weights(const Strip& p, const T* w, int group, int first,
-                                             typename Product<T, kParts, kLast, kSplit>::Stored* weights) {
-  using P = Product<T, kParts, kLast, kSplit>;
-  constexpr int kOfProduct = kN * 32;
-#pragma unroll 4
-  for (int e = threadIdx.x; e < p.chunks * p.steps / P::kSteps * kOfProduct; e += kThreads) {
-    const int step = e / kOfProduct * P::kSteps, rest = e % kOfProduct, lane = rest % 32;
-    const int chunk = step / p.steps, of_chunk = step - chunk * p.steps;
-    int phase = 0;
-    while (p.step_begin[phase + 1] <= of_chunk) ++phase;
-    weights[e] = P::make([&](int s, int half) {
-      const std::int64_t at = p.weight(group, chunk, phase / p.plan.w.count, phase % p.plan.w.count,
-                                       p.element_of(of_chunk + s - p.step_begin[phase], lane % 4, half),
-                                       first + channel_of<kN, kLast>(rest / 32, lane / 4));
-      return at < 0 ? 0.0f : convert<float>(w[at]);
-    });
-  }
 }
 
 }  // namespace tapedeck::cu::conv_strip

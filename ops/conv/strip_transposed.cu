@@ -2,31 +2,33 @@
 //
 //   y[n, co, oh, ow] = bias[co] + sum over ci and taps: x[n, ci, ih, iw] * w[ci, co, kh, kw]
 //
-// A block keeps the weights of a group's channels of y in shared memory and takes one tile of x after another
-// (strip_plan.h): rows of all channels of the group. Warps share (row of y, column phase, 32 pixels of x);
-// their sums go to shared memory in the order of y, phases interleaved, and so does the bias where a phase
-// has no taps. Then whole rows of y are written, 16 bytes a thread, aligned as they are in memory: the first
-// element of a staged row is as far from a multiple of 16 bytes as it will be.
+// A block keeps the weights of 8 or 16 channels of y in shared memory and takes one tile of x after another
+// (strip_plan.h). A warp has the results of 16 pixels in a row of y at a time, those of column phases that
+// see the same pixels at once (strip_passes.h), and puts them where they belong in a stage (strip_stage.h):
+// some rows of all of the block's channels as they lie in y. Columns that no tap reaches are the bias.
 //
-//   x, in shared memory      staged                            y
-//   row a-1  [ci][w+halo]    co 0: | 0 1 2 | 0 1 2 | ...       full lines; rows without taps are the bias,
-//   row a                    co 1: | 0 1 2 | 0 1 2 | ...       and are written without being staged
+//   x, in shared memory      stage                             y
+//   row a-1  [ci][w+halo]    co 0: | 0 1 2 | 0 1 2 | ...       lines of a row
+//   row a                    co 1: | 0 1 2 | 0 1 2 | ...       rows without taps: the bias, not staged
+//
+// Lines are copied to y by bulk copies, which no warp waits for until their part of shared memory is wanted
+// again; what a line has before its first multiple of 16 bytes and behind its last is written by threads.
+// Before Hopper warps write the lines. Rows without taps are written by warps between products.
 //
 // What bounds it should be the writing: stores of 4 bytes a stride apart, as sums lie in registers, would
-// each touch a sector of their own. Two or three blocks of a multiprocessor take turns in reading,
-// multiplying and writing.
+// each touch a sector of their own.
 //
-// On an H200, 32 to 64 channels in 4 groups, kernel 3x5, stride 2x3 (kb75 in
-// bench/results/gpu_conv.json): 0.29, 0.29 and 0.19 ms in float32, TF32 and bfloat16, 70, 70 and 53% of a
-// copy's bandwidth; 32 to 64, kernel 3, stride 5 (kb81): 0.33, 0.36 and 0.20, 60, 56 and 49%. Warps wait for
-// shared memory and tensor cores more than for memory. What helped: positions of units in a table instead of
-// divisions (0.43 to 0.35 ms), steps four at a time, so that loads of the next are under way, as many blocks
-// launched as fit at once (bfloat16: 0.31 to 0.21). What did not: warps on their own, without barriers (0.29
-// to 0.40, kb81 0.33 to 0.55), narrower tiles with more blocks a multiprocessor (0.37 to 0.49), and in
-// float32 registers for three blocks instead of two (0.36).
+// On an H200 (kb75 and kb81 in bench/results/gpu_conv.json): in float32, TF32 and bfloat16 0.29, 0.28 and
+// 0.18 ms, 70, 74 and 58% of a copy's bandwidth, and 0.27, 0.28 and 0.18, 73, 72 and 54%. What helped: lines
+// of whole rows, congruent to memory (kb81 in float32 0.43 to 0.27 ms; lines of half a row 0.35), all column
+// phases of a pixel at once, 16 channels a block instead of 8 (0.31), and no bounds of columns where sums are
+// put. What did not: a second stage or a second tile of x in shared memory (2% at most), and lines of several
+// rows in one piece with rows without taps in them (0.43). Rows that do not begin in a sector cost most of
+// the rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/strip_stage.h>
 #include <tapedeck/ops/conv/strip.cuh>
-#include <tapedeck/ops/conv/strip_tile.cuh>
+#include <tapedeck/ops/conv/strip_passes.cuh>
 
 namespace tapedeck::cu {
 
@@ -34,36 +36,30 @@ namespace {
 
 using namespace conv_strip;
 
-constexpr int kM = 2;  // times 16 pixels, of a warp
-
 struct TransposedArguments {
   Strip strip;
+  Passes passes;
+  Stage stage;
   const void *x, *w, *bias;
   void* y;
-  int blocks;       // of channels of y of a group
-  int tiles;        // of an image's x, all images
-  int staged_rows;  // of y at once
-  int staged_pitch;
-  int offsets, weights, entries, tile, stage, bias_at;  // bytes from the start of shared memory
+  int blocks;  // of channels of y of a group
+  int tiles;   // of all images
+  int parts;   // of 16 pixels, of a tile's row
+  Divider by_parts;
+  int buffers, stages;                                 // of a tile of x; of rows of y
+  int offsets, weights, bias_at, entries, tile, ring;  // bytes from the start of shared memory
+  int tile_bytes, stage_bytes;
 };
 
-/// Writes `count` elements of a row, which is `shift` elements past a multiple of 16 bytes, as `from` is in
-/// shared memory. A warp.
-template <class T>
-__device__ __forceinline__ void write_row(T* to, const T* from, int shift, int count) {
-  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
-  const int lane = static_cast<int>(threadIdx.x) % 32,
-            head = min(count, (kElements - shift) & (kElements - 1));
-  const int vectors = (count - head) / kElements, tail = head + vectors * kElements;
-  uint4* const vectors_to = reinterpret_cast<uint4*>(to + head);
-  const uint4* const vectors_from = reinterpret_cast<const uint4*>(from + head);
-#pragma unroll 4
-  for (int v = lane; v < vectors; v += 32) vectors_to[v] = vectors_from[v];
-  const int edge = lane < kElements ? lane : tail + lane - kElements;
-  if (lane < kElements ? edge < head : edge < count) to[edge] = from[edge];
-}
+/// A row of a tile of y.
+struct RowEntry {
+  int pass;  // its phase's first
+  int x;     // bytes from the tile's start to its result's window
+  int row;   // of y, from the tile's
+};
 
-/// The same with one value.
+/// Writes `count` elements, the first `shift` past a multiple of 16 bytes. A warp, which begins at a multiple
+/// of 128 bytes, so that no store of 512 meets five lines of the cache for four.
 template <class T>
 __device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
   constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
@@ -75,55 +71,98 @@ __device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
   for (T& element : pack.values) element = value;
   const uint4 vector = __builtin_bit_cast(uint4, pack);
   uint4* const vectors_to = reinterpret_cast<uint4*>(to + head);
+  const int skip = static_cast<int>(reinterpret_cast<std::uintptr_t>(vectors_to) / kStoreBytes % 8);
+  if (lane >= skip && lane - skip < vectors) vectors_to[lane - skip] = vector;
 #pragma unroll 4
-  for (int v = lane; v < vectors; v += 32) vectors_to[v] = vector;
+  for (int v = lane + 32 - skip; v < vectors; v += 32) vectors_to[v] = vector;
   const int edge = lane < kElements ? lane : tail + lane - kElements;
   if (lane < kElements ? edge < head : edge < count) to[edge] = value;
 }
 
-/// Row r of a tile's y, and phase j of a row: what warps look up in shared memory.
-struct RowEntry {
-  int phase;  // the first of its column phases
-  int x;      // bytes from the tile's start to its result's window
-  int to;     // the row of y is `to` + the tile's a * step
-};
-struct PhaseEntry {
-  int begin, steps, to;
-};
+/// Writes a line's elements `all`; `from` is its start in shared memory, `shift` past a multiple of 32 bytes.
+/// A thread; before Hopper a warp.
+template <class T>
+__device__ __forceinline__ void write_line(const Stage& stage, T* to, const T* from, int shift,
+                                           const Stage::Span& all) {
+  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
+  const Stage::Span vectors = stage.vectors(all, shift);
+  const int count = vectors.end - vectors.begin;
+  if constexpr (kHasBulkCopies) {
+    if (count > 0) {
+      start_bulk_copy(to + vectors.begin, shared_address(from + vectors.begin),
+                      count * static_cast<int>(sizeof(T)));
+    }
+#pragma unroll
+    for (int e = 0; e < kElements - 1; ++e) {
+      if (all.begin + e < vectors.begin) to[all.begin + e] = from[all.begin + e];
+      if (vectors.end + e < all.end) to[vectors.end + e] = from[vectors.end + e];
+    }
+  } else {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint4* const vectors_to = reinterpret_cast<uint4*>(to + vectors.begin);
+    const uint4* const vectors_from = reinterpret_cast<const uint4*>(from + vectors.begin);
+#pragma unroll 4
+    for (int v = lane; v < count / kElements; v += 32) vectors_to[v] = vectors_from[v];
+    const int edge = lane < kElements ? all.begin + lane : vectors.end + lane - kElements;
+    if (edge < (lane < kElements ? vectors.begin : all.end)) to[edge] = from[edge];
+  }
+}
 
-template <class T, int kParts, int kN>
-__global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
+/// kP column phases at once, kC * 8 channels of y.
+template <class T, int kParts, int kP, int kC>
+__global__ void __launch_bounds__(kThreads, 2)
     strip_transposed_kernel(const __grid_constant__ TransposedArguments call) {
   extern __shared__ uint4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
-  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
+  constexpr int kBytes = static_cast<int>(sizeof(T)), kElements = kStoreBytes / kBytes, kChannels = kC * 8;
+  constexpr bool kSplit = kParts == 3;
+  using P = Product<T, kParts, false, kSplit>;
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
+  const Passes& passes = call.passes;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
-  constexpr bool kSplit = kParts == 3;
-  using Stored = typename Product<T, kParts, false, kSplit>::Stored;
-  Stored* const weights = reinterpret_cast<Stored*>(memory + call.weights);
+  typename P::Stored* const weights = reinterpret_cast<typename P::Stored*>(memory + call.weights);
   float* const bias = reinterpret_cast<float*>(memory + call.bias_at);
-  T* const x_tile = reinterpret_cast<T*>(memory + call.tile);
-  T* const stage = reinterpret_cast<T*>(memory + call.stage);
 
   const int combinations = plan.groups * call.blocks,
             combination = static_cast<int>(blockIdx.x) % combinations;
-  const int group = combination / call.blocks, first = (combination - group * call.blocks) * kN * 8;
-  const int channels = min(kN * 8, plan.to_channels - first), channel = group * plan.to_channels + first;
-  make_offsets(p, offsets);
-  make_weights<T, kParts, kN, false, kSplit>(p, static_cast<const T*>(call.w), group, first, weights);
-  if (threadIdx.x < kN * 8) {
+  const int group = combination / call.blocks, first = (combination - group * call.blocks) * kChannels;
+  const int channels = min(kChannels, plan.to_channels - first), channel = group * plan.to_channels + first;
+  const int tile_step = static_cast<int>(gridDim.x) / combinations;
+
+  const T* const from =
+      static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels * plan.from.c;
+  const int buffers = call.buffers, tile_bytes = call.tile_bytes, low_h = p.slot_of.low;
+  int buffer = 0;
+  const auto start_copy = [&](int tile_index) {
+    if (tile_index < call.tiles) {
+      const Tile tile = p.tile(tile_index);
+      // Made anew each time: its registers are for sums.
+      copy_of<T, false>(p, plan.from_channels, p.slots)
+          .start(reinterpret_cast<T*>(memory + call.tile + buffer * tile_bytes),
+                 from + tile.image * plan.from.n, p.first_column(tile),
+                 [&](int slot) { return tile.a + low_h + slot; });
+    }
+    commit_copies();
+  };
+  int tile_index = static_cast<int>(blockIdx.x) / combinations;
+  start_copy(tile_index);
+
+  make_offsets(p, passes, offsets);
+  make_weights<T, kParts, kP, kC, false, kSplit>(p, passes, static_cast<const T*>(call.w), group, first,
+                                                 weights);
+  if (static_cast<int>(threadIdx.x) < kChannels) {
     const bool exists = call.bias != nullptr && static_cast<int>(threadIdx.x) < channels;
     bias[threadIdx.x] =
         exists ? convert<float>(static_cast<const T*>(call.bias)[channel + static_cast<int>(threadIdx.x)])
                : 0.0f;
   }
-
-  RowEntry* const row_entries = reinterpret_cast<RowEntry*>(memory + call.entries);
+  // A tile's rows, those that taps reach first. Of a phase that ends before others do, rows past its end are
+  // past y's end, too.
   const int phases_h = plan.h.count, rows = kept(p.rows * phases_h);
-  PhaseEntry* const phase_entries = reinterpret_cast<PhaseEntry*>(row_entries + rows);
-  int live_phases = 0;  // those that taps reach; their rows come first
+  RowEntry* const row_entries = reinterpret_cast<RowEntry*>(memory + call.entries);
+  PassEntry<kP>* const pass_entries = reinterpret_cast<PassEntry<kP>*>(row_entries + rows);
+  int live_phases = 0;
   for (int i = 0; i < phases_h; ++i) live_phases += plan.h.phase[i].taps > 0;
   const int live_rows = kept(p.rows * live_phases);
   for (int r = threadIdx.x; r < rows; r += kThreads) {
@@ -133,263 +172,244 @@ __global__ void __launch_bounds__(kThreads, kParts == 3 ? 2 : 3)
     for (int j = 0; j < i; ++j) before += plan.h.phase[j].taps > 0;
     const int at =
         h.taps > 0 ? a * live_phases + before : live_rows + a * (phases_h - live_phases) + i - before;
-    // Of a phase that ends before others do, rows past its end are past y's end, too.
-    row_entries[at] = {i * plan.w.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step};
+    row_entries[at] = {i * passes.count, p.result_offset(a, 0) * kBytes, h.to + a * h.to_step};
   }
-  // Of column phases, too, those that taps reach come first: warps share the work.
-  for (int e = threadIdx.x; e < plan.phases(); e += kThreads) {
-    const int i = e / plan.w.count, j = e - i * plan.w.count;
-    int at = i * plan.w.count;
-    for (int k = 0; k < plan.w.count; ++k) {
-      const bool first = plan.w.phase[k].taps > 0, mine = plan.w.phase[j].taps > 0;
-      at += first != mine ? first : k < j;
-    }
-    phase_entries[at] = {p.step_begin[e], p.step_begin[e + 1] - p.step_begin[e], plan.w.phase[j].to};
-  }
+  make_entries(p, passes, pass_entries);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
-  const int step_w = kept(plan.w.phase[0].to_step), step_h = kept(plan.h.phase[0].to_step);
-  const int phases_w = kept(plan.w.count), parts_w = kept(p.columns / (kM * kPixels));
-  const int staged_rows = kept(call.staged_rows), staged_pitch = kept(call.staged_pitch), to_h = kept(p.to_h);
-  const int plane = kept(plan.to.c), y_pitch = kept(plan.to.h), kept_channels = kept(channels);
-  // This warp's 32 pixels, and the first row and phase of those that it takes of staged rows.
-  const int first_pixel = warp % parts_w * (kM * kPixels) + g, first_unit = warp / parts_w,
-            unit_step = kWarps / parts_w;
-  const unsigned x_address = shared_address(x_tile) + first_pixel * static_cast<int>(sizeof(T));
-  const auto copy = copy_of<T, false>(p, plan.from_channels, p.slots);
-  const int low_h = kept(p.slot_of.low), half_step = kept(8 * step_w);
-  static_assert(kM == 2);
-  const T* const from =
-      static_cast<const T*>(call.x) + static_cast<std::int64_t>(group) * plan.from_channels * plan.from.c;
-  // How far the first element of y is from a multiple of 16 bytes.
-  const int y_shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(call.y) / sizeof(T)) % kElements;
-
-  // What this thread's sums begin with.
-  float starts[kN * 2];
-#pragma unroll
-  for (int v = 0; v < kN * 2; ++v) {
-    const int c = v / 2 * 8 + t * 2 + v % 2;
-    const bool exists = call.bias != nullptr && c < channels;
-    starts[v] = exists ? convert<float>(static_cast<const T*>(call.bias)[channel + c]) : 0.0f;
-  }
-  const int tile_step = static_cast<int>(gridDim.x) / combinations;
-  const auto start_copy = [&](int tile_index) {
-    if (tile_index < call.tiles) {
-      const Tile tile = p.tile(tile_index);
-      copy.start(x_tile, from + tile.image * plan.from.n, p.first_column(tile),
-                 [&](int slot) { return tile.a + low_h + slot; });
-    }
-    commit_copies();
-  };
-
-  int tile_index = static_cast<int>(blockIdx.x) / combinations;
-  start_copy(tile_index);
+  const Stage& stage = call.stage;
+  const int parts = kept(call.parts), pass_count = passes.count, pitch = kept(stage.pitch),
+            staged_rows = kept(stage.rows), stages = call.stages;
+  const int step_h = kept(plan.h.phase[0].to_step), step_w = kept(plan.w.phase[0].to_step),
+            half_step = 8 * step_w;
+  const unsigned to_h = kept(p.to_h);
+  const int plane = kept(plan.to.c), y_row = kept(plan.to.h);
+  // What this thread's sums begin with: of channels 8 apart.
+  const float2* const starts = reinterpret_cast<const float2*>(bias) + t;
+  // Rows of a warp, after each stage.
+  const int of_tile = max(1, (live_rows + staged_rows - 1) / staged_rows),
+            fills = ((rows - live_rows) * channels / kWarps + of_tile) / of_tile;
+  int ring = 0;
   for (; tile_index < call.tiles; tile_index += tile_step) {
-    const Tile tile = p.tile(tile_index);
     wait_for_copies<0>();
+    wait_for_bulk_reads();
     __syncthreads();
-
-    const std::int64_t image_at =
-        tile.image * plan.to.n + static_cast<std::int64_t>(channel) * plane + tile.b * step_w;
-    T* const image = static_cast<T*>(call.y) + image_at;
-    const unsigned image_shift = static_cast<unsigned>(y_shift) + static_cast<unsigned>(image_at);
-    const int columns = min(p.columns * step_w, p.to_w - tile.b * step_w), first_row = tile.a * step_h;
-    const auto shift_of = [&](int row, int c) {
-      return static_cast<int>(
-          (image_shift + static_cast<unsigned>(row * y_pitch) + static_cast<unsigned>(c * plane)) &
-          (kElements - 1));
+    const unsigned x_tile = shared_address(memory + call.tile + buffer * tile_bytes) + g * kBytes;
+    if (buffers == 2) {
+      buffer ^= 1;
+      start_copy(tile_index + tile_step);
+    }
+    const Tile tile = p.tile(tile_index);
+    const int first_row = tile.a * step_h, first_column = Stage::first_column(p, tile);
+    T* const image = static_cast<T*>(call.y) + tile.image * plan.to.n +
+                     static_cast<std::int64_t>(channel) * plane + first_column;
+    const Stage::Span columns = stage.columns(first_column);
+    // Of a line, modulo 32 bytes.
+    const unsigned base = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(image) / sizeof(T));
+    const auto shift_of = [&](int c, int row) {
+      return static_cast<int>((base + static_cast<unsigned>(c * plane + row * y_row)) & (2 * kElements - 1));
     };
 
-    // Rows without taps, between products, so that memory is never idle.
+    // Rows without taps, while lines are read from shared memory.
     int dead = live_rows, dead_channel = warp;
     const auto fill_next = [&] {
-      while (dead_channel >= kept_channels) dead_channel -= kept_channels, ++dead;
+      while (dead_channel >= channels) dead_channel -= channels, ++dead;
       if (dead >= rows) return false;
-      const int row = first_row + row_entries[dead].to, c = dead_channel;
+      const int row = first_row + row_entries[dead].row, c = dead_channel;
       dead_channel += kWarps;
-      if (row < to_h) {
-        fill_row(image + (c * plane + row * y_pitch), convert<T>(bias[c]), shift_of(row, c), columns);
+      if (static_cast<unsigned>(row) < to_h) {
+        fill_row(image + (c * plane + row * y_row + columns.begin), convert<T>(bias[c]),
+                 (shift_of(c, row) + columns.begin) & (kElements - 1), columns.end - columns.begin);
       }
       return true;
     };
 
-    for (int r0 = 0; r0 < live_rows; r0 += staged_rows) {
-      const int some = min(staged_rows, live_rows - r0);
-      int staged = 0, j = first_unit;
-      while (j >= phases_w) j -= phases_w, ++staged;
-      while (staged < some) {
-        const RowEntry entry = row_entries[r0 + staged];
-        const int row = first_row + entry.to;
-        if (row < to_h) {
-          const PhaseEntry phase = phase_entries[entry.phase + j];
-          Sums<kM, kN> sums;
-          unsigned pixels[kM];
+    for (int begin = 0; begin < live_rows; begin += staged_rows) {
+      if (stages == 1 && begin > 0) {
+        wait_for_bulk_reads();
+        __syncthreads();
+      }
+      const int some = min(staged_rows, live_rows - begin);
+      T* const staged = reinterpret_cast<T*>(memory + call.ring + ring * call.stage_bytes);
+      for (int unit = warp; unit < some * parts; unit += kWarps) {
+        const int r = call.by_parts.divide(unit), pixel = (unit - r * parts) * kPixels;
+        const RowEntry entry = row_entries[begin + r];
+        const int row = first_row + entry.row;
+        if (static_cast<unsigned>(row) < to_h) {
+          // This thread's pixels are 8 apart; of its channels [8][2] the first's place, in elements.
+          int to[kC][2];
 #pragma unroll
-          for (int m = 0; m < kM; ++m) {
-            pixels[m] = x_address + entry.x + m * kPixels * static_cast<int>(sizeof(T));
-#pragma unroll
-            for (int v = 0; v < kN * 4; ++v) sums.values[m][v / 4][v % 4] = starts[v / 4 * 2 + v % 2];
+          for (int v = 0; v < kC * 2; ++v) {
+            const int c = v / 2 * 8 + t * 2 + v % 2, line = r * kChannels + v / 2 * 8 + v % 2 * 4 + t;
+            to[v / 2][v % 2] = line * pitch + shift_of(c, row) + (pixel + g) * step_w;
           }
-          multiply_steps<T, kParts, false, kSplit>(
-              sums, pixels, 8 * static_cast<int>(sizeof(T)),
-              reinterpret_cast<const int2*>(offsets) + phase.begin * 4 + t,
-              weights + phase.begin * kN * 32 + lane, kN * 32, phase.steps);
-          // Channels 8 apart have the same shift.
+          const auto put = [&](int column, const auto& value) {
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            T* to = stage + (staged * kept_channels + t * 2 + k) * staged_pitch + shift_of(row, t * 2 + k) +
-                    phase.to + first_pixel * step_w;
+            for (int v = 0; v < kC * 4; ++v)
+              staged[to[v / 4][v % 2] + column + v / 2 % 2 * half_step] = convert<T>(value(v / 4, v % 4));
+          };
+          for (int q = 0; q < pass_count; ++q) {
+            const PassEntry<kP> pass = pass_entries[entry.pass + q];
+            Sums<kP, kC> sums;
 #pragma unroll
-            for (int n = 0; n < kN; ++n, to += 8 * staged_pitch) {
-              if (n * 8 + t * 2 + k >= kept_channels) continue;
-              to[0] = convert<T>(sums.values[0][n][k]);
-              to[half_step] = convert<T>(sums.values[0][n][k + 2]);
-              to[2 * half_step] = convert<T>(sums.values[1][n][k]);
-              to[3 * half_step] = convert<T>(sums.values[1][n][k + 2]);
+            for (int c = 0; c < kC; ++c) {
+              const float2 start = starts[c * 4];
+#pragma unroll
+              for (int v = 0; v < kP * 4; ++v) sums.values[v / 4][c][v % 4] = v % 2 == 0 ? start.x : start.y;
             }
+            add_pass<T, kParts, kP, kC, false, kSplit>(
+                sums, x_tile + entry.x + pixel * kBytes, 8 * kBytes,
+                reinterpret_cast<const int2*>(offsets) + pass.begin * 4 + t,
+                weights + pass.begin / P::kSteps * (kP * kC * 32) + lane, pass);
+#pragma unroll
+            for (int n = 0; n < kP; ++n)
+              if (n == 0 || pass.column[n] >= 0)
+                put(pass.column[n], [&](int c, int k) { return sums.values[n][c][k]; });
           }
+          for (int k = passes.live; k < plan.w.count; ++k)
+            put(plan.w.phase[passes.order[k]].to - p.first_to,
+                [&](int c, int k) { return k % 2 == 0 ? starts[c * 4].x : starts[c * 4].y; });
         }
-        fill_next();
-        j += unit_step;
-        while (j >= phases_w) j -= phases_w, ++staged;
       }
+      publish_for_bulk_copies();
+      if (stages == 2) wait_for_bulk_reads();  // the next stage's
       __syncthreads();
-      // The next tile's x is on its way while rows are written.
-      if (r0 + staged_rows >= live_rows) start_copy(tile_index + tile_step);
-      int c = warp;
-      staged = 0;
-      while (c >= kept_channels) c -= kept_channels, ++staged;
-      while (staged < some) {
-        const RowEntry entry = row_entries[r0 + staged];
-        const int row = first_row + entry.to;
-        if (row < to_h) {
-          const int shift = shift_of(row, c);
-          write_row(image + (c * plane + row * y_pitch),
-                    stage + (staged * kept_channels + c) * staged_pitch + shift, shift, columns);
-        }
-        c += kWarps;
-        while (c >= kept_channels) c -= kept_channels, ++staged;
+      // All products of the tile have been.
+      if (buffers == 1 && begin + staged_rows >= live_rows) start_copy(tile_index + tile_step);
+      // Threads of all warps begin copies; before Hopper, warps.
+      const int own = kHasBulkCopies ? warp + lane * kWarps : warp;
+      for (int line = own; line < some * kChannels; line += kHasBulkCopies ? kThreads : kWarps) {
+        const int r = line / kChannels, c = Stage::channel(line % kChannels);
+        const int row = first_row + row_entries[begin + r].row;
+        if (c >= channels || static_cast<unsigned>(row) >= to_h) continue;
+        const int shift = shift_of(c, row);
+        write_line(stage, image + (c * plane + row * y_row), staged + (line * pitch + shift), shift, columns);
       }
-      if (r0 + staged_rows < live_rows) __syncthreads();
+      commit_bulk_copies();
+      if (stages == 2) ring ^= 1;
+      for (int i = 0; i < fills; ++i) fill_next();
     }
     while (fill_next()) {
     }
   }
+  wait_for_bulk_reads();
 }
 
-/// The arguments but for tensors and strides; `tiles` 0 where shared memory is too small.
-TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy, int channels) {
+/// The arguments but for tensors and strides; `tiles` 0 where nothing fits. The cost is of bytes of y and the
+/// like.
+TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   TransposedArguments best{};
-  const int bytes = static_cast<int>(size_of(dtype)), elements = kStoreBytes / bytes;
-  const Strip start(g, true, bytes);
-  const auto reached = [](const PhaseAxes& axis) {
-    int live = 0;
-    for (int i = 0; i < axis.count; ++i) live += axis.phase[i].taps > 0;
-    return live;
-  };
-  const int live_h = reached(start.plan.h), live_w = reached(start.plan.w);
+  const int bytes = static_cast<int>(size_of(dtype));
+  Strip start(g, true, bytes);
+  const Passes passes = choose_passes(start);
+  if (passes.count < 0) return best;
+  choose_rows(start);
+  int live_h = 0;
+  for (int i = 0; i < start.plan.h.count; ++i) live_h += start.plan.h.phase[i].taps > 0;
+  const int step_h = start.plan.h.phase[0].to_step;
+  const int all_parts = (start.reach_w.most + kPixels - 1) / kPixels;
   double least = 0;
-  for (int columns : {32, 64, 128, 256}) {
-    for (int rows : {1, 2, 4, 8}) {
-      for (int staged : {1, 2, 3, 4, 6, 8, 12, 16}) {
-        if (staged > rows * live_h) break;
-        TransposedArguments a{};
-        Strip& p = a.strip;
-        p = start;
-        p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
-        const int results = columns * p.plan.w.phase[0].to_step, all_rows = rows * p.plan.h.count;
-        // The pitch is 4 words modulo 8, so that neighbouring channels' sums meet different banks.
-        a.staged_pitch = ((results + elements) * bytes + 31) / 32 * 32 / bytes + 16 / bytes;
-        a.staged_rows = staged;
-        const int some = std::min(channels, p.plan.to_channels);
-        const auto align = [](int n) { return (n + 127) / 128 * 128; };
-        a.offsets = 0;
-        a.weights = align(p.steps * kStep * 4);
-        a.bias_at = a.weights + p.steps * channels * kStep * (three ? 8 : 4);
-        a.entries = a.bias_at + channels * 4;
-        a.tile = align(a.entries + all_rows * static_cast<int>(sizeof(RowEntry)) +
-                       p.plan.phases() * static_cast<int>(sizeof(PhaseEntry)));
-        a.stage = align(a.tile + p.tile_bytes());
-        const int total = a.stage + a.staged_rows * some * a.staged_pitch * bytes;
-        constexpr int kMost = (kMostShared >> 1) - 1024;  // of two blocks a multiprocessor
-        if (total > kMost) continue;
-        // Bytes that move, warps without work while sums are made, and what barriers cost.
-        const double pixels = static_cast<double>(p.tiles_h) * rows * p.tiles_w * columns;
-        const double reread = static_cast<double>(p.slots) / rows * p.pitch / columns;
-        const double edges =
-            1 + 64.0 / (static_cast<double>(results) * bytes);  // rows begin and end in a sector
-        const double written = static_cast<double>(p.plan.h.count) * p.plan.w.count * channels * edges;
-        // Warps of a part of the columns share the phases of staged rows, some of them without taps.
-        const int warps = std::max(1, kWarps / (columns / (kM * kPixels)));
-        const int live_units = staged * live_w;
-        const double idle = static_cast<double>((live_units + warps - 1) / warps * warps) / live_units;
-        const double fixed = 4000.0 * (rows * live_h / static_cast<double>(staged)) / (rows * columns);
-        const double blocks = static_cast<double>(p.tiles()) * p.plan.groups * p.plan.to_channels / channels;
-        const double waves = blocks < 264 ? 264 / blocks : 1;
-        const double cost =
-            pixels * waves * (written * (0.7 + 0.3 * idle) + reread * p.plan.from_channels + fixed);
-        if (best.tiles > 0 && cost >= least) continue;
-        least = cost;
-        best = a;
-        best.tiles = std::max(1, p.tiles());
-        best.blocks = (p.plan.to_channels + channels - 1) / channels;
-      }
+  const auto consider = [&](int channels, int columns, int rows, int staged, int buffers, int stages) {
+    TransposedArguments a{};
+    Strip& p = a.strip;
+    p = start;
+    p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
+    a.passes = passes;
+    a.passes.set_tile(p);
+    a.stage = Stage(p, staged, channels);
+    a.parts = columns / kPixels;
+    a.by_parts = Divider(a.parts);
+    a.buffers = buffers;
+    a.stages = stages;
+    const auto align = [](int n) { return (n + 127) / 128 * 128; };
+    const int steps = a.passes.all_steps(p), all_rows = rows * p.plan.h.count;
+    a.weights = align(steps * kStep * 4);
+    a.bias_at = a.weights + steps * passes.most * channels * kStep * (three ? 8 : bytes);
+    a.entries = a.bias_at + channels * 4;
+    a.tile = align(a.entries + all_rows * static_cast<int>(sizeof(RowEntry)) +
+                   p.plan.h.count * passes.count * static_cast<int>(sizeof(PassEntry<3>)));
+    a.tile_bytes = align(p.tile_bytes());
+    a.ring = a.tile + buffers * a.tile_bytes;
+    a.stage_bytes = align(a.stage.size() * bytes);
+    const std::int64_t total = std::int64_t{a.ring} + std::int64_t{stages} * a.stage_bytes;
+    if (total > (kMostShared >> 1) - 1024) return;  // of two blocks a multiprocessor
+    a.blocks = (p.plan.to_channels + channels - 1) / channels;
+    a.tiles = std::max(1, p.tiles());
+    // What a block's tile costs in bytes that memory writes in the time: lines begin and end in a sector; x
+    // comes from the caches, mostly; barriers, and the wait for the slowest warp, a stage.
+    const double written = static_cast<double>(channels) * rows * step_h * (a.stage.span * bytes + 160);
+    const double read = 0.4 * p.plan.from_channels * p.slots * p.pitch * bytes;
+    const int of_tile = (rows * live_h + staged - 1) / staged, live = staged * a.parts;  // units of a stage
+    const double idle = static_cast<double>((live + kWarps - 1) / kWarps * kWarps) / std::max(1, live);
+    const double fixed = of_tile * (stages == 2 ? 2000.0 : 4000.0) + (buffers == 2 ? 6000.0 : 7000.0);
+    const double together = static_cast<double>(a.tiles) * p.plan.groups * a.blocks;
+    const double turns = std::ceil(together / 264);
+    const double cost = turns * (written * (0.8 + 0.2 * idle) * (channels == 8 ? 1.1 : 1.0) + read + fixed);
+    if (best.tiles > 0 && cost >= least) return;
+    least = cost;
+    best = a;
+  };
+  for (int channels : {8, 16}) {
+    if (channels > 8 && g.group_co() <= 8) break;
+    int last = 0;
+    for (int tiles_w = 1; tiles_w <= std::min(all_parts, 64); ++tiles_w) {
+      const int columns = (all_parts + tiles_w - 1) / tiles_w * kPixels;
+      if (columns == last) continue;
+      last = columns;
+      for (int rows : {1, 2, 4, 8})
+        for (int staged = 1; staged <= std::min(std::max(1, rows * live_h), 16); ++staged)
+          for (int buffers : {1, 2})
+            for (int stages : {1, 2}) consider(channels, columns, rows, staged, buffers, stages);
     }
   }
   return best;
 }
 
-int shared_bytes(const TransposedArguments& a, int channels) {
-  return a.stage +
-         a.staged_rows * std::min(channels, a.strip.plan.to_channels) * a.staged_pitch * a.strip.bytes;
-}
-
-int block_channels(const ConvTranspose2dGeometry& g) {
-  return g.group_co() <= 8 ? 8 : 16;
-}
-
-template <class T, int kParts, int kN>
+template <class T, int kParts, int kP, int kC>
 void launch(const TransposedArguments& a, Device device) {
-  const int bytes = shared_bytes(a, kN * 8);
-  conv_gemm::allow_shared_memory(strip_transposed_kernel<T, kParts, kN>, bytes);
+  const int bytes = a.ring + a.stages * a.stage_bytes;
+  const auto kernel = strip_transposed_kernel<T, kParts, kP, kC>;
+  conv_gemm::allow_shared_memory(kernel, bytes);
   const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
   int resident_blocks = 0;  // of a multiprocessor
-  check_cuda(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, strip_transposed_kernel<T, kParts, kN>,
-                                                    kThreads, static_cast<std::size_t>(bytes)),
-      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, kernel, kThreads,
+                                                           static_cast<std::size_t>(bytes)),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   const std::int64_t resident = std::int64_t{multiprocessors(device)} * std::max(1, resident_blocks);
   const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.tiles);
   const std::int64_t turns = ceil_div(a.tiles, most);  // equal ones
-  strip_transposed_kernel<T, kParts, kN><<<grid_size("conv", ceil_div(a.tiles, turns) * combinations),
-                                           kThreads, static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  kernel<<<grid_size("conv", ceil_div(a.tiles, turns) * combinations), kThreads,
+           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
   check_launch("conv: strip");
 }
 
 }  // namespace
 
 bool strip_transposed_fits(const ConvTranspose2dGeometry& g, DType dtype) {
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
-         arguments_of(g, dtype, 16, block_channels(g)).tiles > 0;
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16).tiles > 0;
 }
 
 void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
   const DeviceScope scope(y.device());
-  const int channels = block_channels(g);
   TransposedArguments a =
-      arguments_of(g, y.dtype(), copy_bytes(x.raw(), g.w.in, static_cast<int>(size_of(y.dtype()))), channels);
+      arguments_of(g, y.dtype(), copy_bytes(x.raw(), g.w.in, static_cast<int>(size_of(y.dtype()))));
   a.strip.plan.from = ImageStrides(x.strides());
   a.strip.plan.to = ImageStrides(y.strides());
   a.x = x.raw();
   a.w = w.raw();
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.y = y.raw();
+  const auto choose_phases = [&]<class T, int kParts, int kC>() {
+    if (a.passes.most == 1) return launch<T, kParts, 1, kC>(a, y.device());
+    if (a.passes.most == 2) return launch<T, kParts, 2, kC>(a, y.device());
+    launch<T, kParts, 3, kC>(a, y.device());
+  };
   const auto choose = [&]<class T, int kParts>() {
-    if (channels == 8) return launch<T, kParts, 1>(a, y.device());
-    launch<T, kParts, 2>(a, y.device());
+    if (a.stage.channels == 8) return choose_phases.template operator()<T, kParts, 1>();
+    choose_phases.template operator()<T, kParts, 2>();
   };
   if (y.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
   if (y.dtype() == DType::float16) return choose.template operator()<float16, 1>();

@@ -12,10 +12,12 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
 //
-// On an H200 (kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.26, 0.22 and 0.18 ms.
+// On an H200 (kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.26, 0.22 and 0.15 ms.
 // What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
 // helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms),
-// four or five rows of 16 at once, without branches between them (0.48 to 0.44).
+// four or five rows of 16 at once, without branches between them (0.48 to 0.44); in bfloat16 copies of 16
+// bytes where rows are shifted against them, by places that are found anew for each tile (0.18 to 0.15; in
+// float32 0.28).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -39,9 +41,15 @@ struct WeightGradArguments {
   int y_blocks, x_blocks;  // of a group's channels
   int rows;                // (tap, co)
   int tiles, stages, splits;
-  int stage_bytes, x_at;  // of x in a stage
-  int offsets, ring;      // bytes from the start of shared memory
-  std::int64_t count;     // of weights
+  int stage_bytes, x_at, places_at;  // of x, and of the places of windows, in a stage
+  int windows, slot_rows, ring;      // bytes from the start of shared memory
+  std::int64_t count;                // of weights
+};
+
+/// What a row (tap, co) is summed over: bytes from a tile's start, the slot of its row of y, elements from
+/// the block's first channel.
+struct Window {
+  int offset, slot, channel;
 };
 
 template <class T, int kParts, bool kLast, int kM, int kN>
@@ -51,8 +59,6 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
   char* const memory = reinterpret_cast<char*>(shared);
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
-  int2* const offsets = reinterpret_cast<int2*>(memory + call.offsets);
-
   int rest = static_cast<int>(blockIdx.x);
   const auto next = [&rest](int count) {
     const int quotient = rest / count, index = rest - quotient * count;
@@ -68,7 +74,6 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
                      static_cast<std::int64_t>(group * plan.to_channels + x_first) * call.x_strides.c;
 
   const int stages = kept(call.stages), stage_bytes = kept(call.stage_bytes), x_at = kept(call.x_at);
-  const auto copy_y = copy_of<T, kLast>(p, y_channels, p.slots);
   const auto copy_x = [&]() -> Copy<T, kLast> {
     const int existing = min(call.x_channels, plan.to_channels - x_first);
     if constexpr (kLast) {
@@ -78,16 +83,42 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
               call.x_pitch,    call.x_copy, call.x_copies, call.x_lanes, call.x_strides};
     }
   }();
-  int* const slot_rows = reinterpret_cast<int*>(offsets + kM * 8);
+  int* const slot_rows = reinterpret_cast<int*>(memory + call.slot_rows);
   for (int slot = threadIdx.x; slot < p.slots; slot += kThreads) slot_rows[slot] = p.slot_of.row(slot);
+  // Windows of rows g and g + 8 of each 16; past the last row one that exists.
+  Window* const windows = reinterpret_cast<Window*>(memory + call.windows);
+  for (int e = threadIdx.x; e < kM * kPixels; e += kThreads) {
+    const int row = e / kPixels * kPixels + e % 2 * 8 + e % kPixels / 2, k = row < call.rows ? row : 0;
+    const Strip::Element element = p.element(0, k);
+    windows[e] = {p.offset(0, 0, k) * p.bytes, p.tap_slot(element.jh), element.channel * plan.from.c};
+  }
   __syncthreads();
   int next_tile = split, next_stage = 0;
   const auto copy_next = [&] {
     if (next_tile < call.tiles) {
       const Tile tile = p.tile(next_tile);
       char* const stage = memory + call.ring + next_stage * stage_bytes;
-      const int first_row = tile.a * p.reach_h.step;
-      copy_y.start(reinterpret_cast<T*>(stage), y + tile.image * plan.from.n, p.first_column(tile),
+      const int first_row = tile.a * p.reach_h.step, first_column = p.first_column(tile);
+      // Elements of the block's first channel and row 0, past a multiple of 16 bytes.
+      const int base =
+          static_cast<int>(reinterpret_cast<std::uintptr_t>(y + tile.image * plan.from.n) / sizeof(T)) +
+          first_column;
+      // Without shifts a stage's places are those of the tile before.
+      int* const places = reinterpret_cast<int*>(stage + call.places_at);
+      const bool are_new = p.shifts > 0 || next_tile < split + stages * call.splits;
+      for (int e = threadIdx.x; are_new && e < kM * kPixels; e += kThreads) {
+        const Window window = windows[e];
+        for (int row = 0; row < p.rows; ++row) {
+          const int y_row = first_row + slot_rows[window.slot + row * p.slot_of.count],
+                    shift = (base + window.channel + y_row * plan.from.h) & p.shifts;
+          places[row * (kM * kPixels) + e] =
+              window.offset + p.result_offset(row, 0) * p.bytes + shift * static_cast<int>(sizeof(T));
+        }
+      }
+      // Made anew each time: its registers are for sums.
+      auto copy_y = copy_of<T, kLast>(p, y_channels, p.slots);
+      if constexpr (!kLast) copy_y.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
+      copy_y.start(reinterpret_cast<T*>(stage), y + tile.image * plan.from.n, first_column,
                    [&](int slot) { return first_row + slot_rows[slot]; });
       copy_x.start(reinterpret_cast<T*>(stage + x_at), x + tile.image * call.x_strides.n, tile.b,
                    [&](int row) { return tile.a + row; });
@@ -98,20 +129,17 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
   };
   for (int i = 1; i < call.stages; ++i) copy_next();
 
-  // Windows of rows g and g + 8 of each 16; past the last row one that exists.
-  for (int e = threadIdx.x; e < kM * kPixels; e += kThreads) {
-    const int row = e / kPixels * kPixels + e % 2 * 8 + e % kPixels / 2, k = row < call.rows ? row : 0;
-    reinterpret_cast<int*>(offsets)[e] = p.offset(0, 0, k) * p.bytes;
-  }
-
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.columns * kN, warp_p = warp / call.columns, warps_p = kWarps / call.columns;
+  using P = PixelProduct<T, kParts>;
+  static_assert(kGroup == 2);
   constexpr int kPixel = kLast ? kStep : 1;  // elements between columns
+  constexpr int kBytes = static_cast<int>(sizeof(T));
   const int step_bytes = p.reach_w.step * kPixel * static_cast<int>(sizeof(T));
   const int steps_of_row = kept(p.columns / 8), groups = kept(p.rows * steps_of_row / kGroup);
-  const int row_bytes = kept(p.result_offset(1, 0) * p.bytes), x_pitch = kept(call.x_pitch),
-            x_8 = kept(kLast ? call.x_pitch : 8 * call.x_pitch), x_row = kept(call.x_channels / 8 * x_8);
+  const int x_pitch = kept(call.x_pitch), x_8 = kept(kLast ? call.x_pitch : 8 * call.x_pitch),
+            x_row = kept(call.x_channels / 8 * x_8);
   const int tiles_m = (call.rows + kPixels - 1) / kPixels;
 
   constexpr int kAtOnce = kM % 5 == 0 ? 5 : 4;
@@ -128,23 +156,26 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
     __syncthreads();
     copy_next();
     const char* const at = memory + call.ring + stage * stage_bytes;
+    const int2* const places = reinterpret_cast<const int2*>(at + call.places_at) + g;
     if (++stage == stages) stage = 0;
     const unsigned y_tile = shared_address(at) + t * step_bytes;
-    const T* const x_tile = reinterpret_cast<const T*>(at + call.x_at) + warp_n * x_8 +
-                            (kLast ? t * kPixel + g : g * x_pitch + t);
+    const unsigned x_tile =
+        shared_address(at + call.x_at) + (warp_n * x_8 + (kLast ? t * kPixel + g : g * x_pitch + t)) * kBytes;
     for (int i = warp_p; i < groups; i += warps_p) {
-      Fragment<T, kParts, 2> b[kGroup][kN];
-      unsigned windows[kGroup];
+      typename P::B b[kN];
+      // The steps of a group are in one row.
+      const int row = i * kGroup / steps_of_row, first = (i * kGroup - row * steps_of_row) * 8;
+      const int2* const row_places = places + row * (kM * 8);
+      unsigned windows[kGroup], columns[kGroup];
 #pragma unroll
       for (int s = 0; s < kGroup; ++s) {
-        const int step = i * kGroup + s, row = step / steps_of_row, column = (step - row * steps_of_row) * 8;
-        windows[s] = y_tile + row * row_bytes + column * step_bytes;
-        const T* const from = x_tile + row * x_row + column * kPixel;
+        windows[s] = y_tile + (first + s * 8) * step_bytes;
+        columns[s] = x_tile + (row * x_row + (first + s * 8) * kPixel) * kBytes;
+      }
 #pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          b[s][n].set(0, convert<float>(from[n * x_8]));
-          b[s][n].set(1, convert<float>(from[n * x_8 + 4 * kPixel]));
-        }
+      for (int n = 0; n < kN; ++n) {
+        const int more = n * x_8 * kBytes;
+        b[n] = P::load_columns({columns[0] + more, columns[1] + more}, 4 * kPixel * kBytes);
       }
       // Some rows of 16 at once, so that loads of the next are under way; past the last is what is not
       // written.
@@ -153,19 +184,12 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
         if (m0 >= tiles_m) break;
 #pragma unroll
         for (int m = m0; m < m0 + kAtOnce; ++m) {
-          const int2 of_rows = offsets[m * 8 + g];
+          const int2 of_rows = row_places[m * 8];
           float part[kN][4] = {};
+          const auto a = P::load_rows({windows[0] + of_rows.x, windows[1] + of_rows.x},
+                                      {windows[0] + of_rows.y, windows[1] + of_rows.y}, 4 * step_bytes);
 #pragma unroll
-          for (int s = 0; s < kGroup; ++s) {
-            const unsigned upper = windows[s] + of_rows.x, lower = windows[s] + of_rows.y;
-            Fragment<T, kParts, 4> a;
-            a.set(0, load<T>(upper));
-            a.set(1, load<T>(lower));
-            a.set(2, load<T>(upper + 4 * step_bytes));
-            a.set(3, load<T>(lower + 4 * step_bytes));
-#pragma unroll
-            for (int n = 0; n < kN; ++n) multiply<T, kParts>(part[n], a, b[s][n]);
-          }
+          for (int n = 0; n < kN; ++n) P::multiply(part[n], a, b[n]);
 #pragma unroll
           for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -225,13 +249,13 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     const int y_blocks = static_cast<int>(ceil_div(co, most_channels)),
               y_channels = static_cast<int>(ceil_div(ceil_div(co, y_blocks), unit)) * unit;
     if (y_channels < 4 && y_channels < co) continue;
-    for (int columns : {8, 16, 32, 64, 128}) {
+    for (int columns : {16, 32, 64, 128}) {
       for (int rows : {1, 2, 4, 8, 16}) {
-        if (rows * columns % (8 * kGroup) != 0) continue;
+        static_assert(16 % (8 * kGroup) == 0);
         WeightGradArguments a{};
         Strip& p = a.strip;
         p = start;
-        p.set_tile(rows, columns, y_channels, y_copy, 8, 4);
+        p.set_tile(rows, columns, y_channels, y_copy, 8, 4, bytes == 2);
         a.columns = side;
         a.x_channels = side * c.n * 8;
         a.x_blocks = static_cast<int>(ceil_div(ci, a.x_channels));
@@ -245,9 +269,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
                          : (columns * bytes / 4 + (8 + 4 - columns * bytes / 4 % 8) % 8) * 4 / bytes;
         const auto align = [](int n) { return (n + 127) / 128 * 128; };
         a.x_at = align(p.tile_bytes());
-        a.stage_bytes = align(a.x_at + rows * a.x_channels / (last ? kStep : 1) * a.x_pitch * bytes);
-        a.offsets = 0;
-        a.ring = align((c.m * kPixels + p.slots) * 4);
+        a.places_at = align(a.x_at + rows * a.x_channels / (last ? kStep : 1) * a.x_pitch * bytes);
+        a.stage_bytes = align(a.places_at + rows * c.m * kPixels * 4);
+        a.windows = 0;
+        a.slot_rows = c.m * kPixels * static_cast<int>(sizeof(Window));
+        a.ring = align(a.slot_rows + p.slots * 4);
         const int blocks = c.m * c.n <= 16 ? 2 : 1;
         a.stages = std::min(4, (kMostShared / blocks - 1024 - a.ring) / a.stage_bytes);
         if (a.stages < 2 || a.stages * a.stage_bytes < side * c.m * c.n * 512) continue;

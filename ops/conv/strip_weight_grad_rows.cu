@@ -15,9 +15,9 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
 //
-// On an H200 (kb75 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.26, 0.19 and 0.15 ms, 79,
-// 107 and 67% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
-// tiles); channels last in TF32 and bfloat16 0.19 and 0.14 (products of tiles by groups: 0.65 and 0.36).
+// On an H200 (kb75 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.24, 0.18 and 0.13 ms, 84, 116
+// and 77% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
+// tiles); channels last 0.22, 0.19 and 0.13 (products of tiles by groups: 0.89, 0.65 and 0.36).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -126,7 +126,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     reinterpret_cast<int*>(offsets)[e] = p.row_offset(row) * p.bytes;
   }
 
+  using P = PixelProduct<T, kParts>;
   constexpr int kPixel = kLast ? kStep : 1;  // elements between columns
+  constexpr int kBytes = static_cast<int>(sizeof(T));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_n = warp % call.side, warp_p = warp / call.side, warps_p = kWarps / call.side;
@@ -151,11 +153,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     // Of this thread's first channel of y, in the tile's first column and row 0.
     const int shift_of_item =
         p.shift(y_base + static_cast<int>(item.image * plan.from.n), g, 0, item.b * step_w + low_w);
-    Fragment<T, kParts, 2> of_x[kRows][kSteps];
+    typename P::B of_x[kRows];
 #pragma unroll
-    for (auto& row : of_x)
-#pragma unroll
-      for (auto& fragment : row) fragment.set(0, 0.0f), fragment.set(1, 0.0f);
+    for (auto& row : of_x) row = P::zeros();
     for (int q = item.begin; q < item.end + kRows - 1; ++q) {
       if (stages == 2) {
         wait_for_copies<0>();
@@ -169,13 +169,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       const unsigned at = ring + stage * stage_bytes;
       if (++stage == stages) stage = 0;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-        for (int r = kRows - 1; r > 0; --r) of_x[r][s] = of_x[r - 1][s];
-        const unsigned from = at + x_offset + s * 8 * kPixel * sizeof(T);
-        of_x[0][s].set(0, load<T>(from));
-        of_x[0][s].set(1, load<T>(from + 4 * kPixel * sizeof(T)));
-      }
+      for (int r = kRows - 1; r > 0; --r) of_x[r] = of_x[r - 1];
+      const unsigned from = at + x_offset;
+      of_x[0] = P::load_columns({from, from + 8 * kPixel * kBytes}, 4 * kPixel * kBytes);
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
         const int shift = shift_of_item + (q * step_h + slot_rows[slot]) * row_pitch;
@@ -185,21 +181,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int m = 0; m < kM; ++m) {
           if (m >= tiles_m) break;
           const int2 of_rows = offsets[m * 8 + g];
-          Fragment<T, kParts, 4> a[kSteps];
-#pragma unroll
-          for (int s = 0; s < kSteps; ++s) {
-            const unsigned upper = row + s * 8 * step_bytes + of_rows.x,
-                           lower = row + s * 8 * step_bytes + of_rows.y;
-            a[s].set(0, load<T>(upper));
-            a[s].set(1, load<T>(lower));
-            a[s].set(2, load<T>(upper + 4 * step_bytes));
-            a[s].set(3, load<T>(lower + 4 * step_bytes));
-          }
+          const unsigned upper = row + of_rows.x, lower = row + of_rows.y;
+          const auto a =
+              P::load_rows({upper, upper + 8 * step_bytes}, {lower, lower + 8 * step_bytes}, 4 * step_bytes);
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             float part[4] = {};
-#pragma unroll
-            for (int s = 0; s < kSteps; ++s) multiply<T, kParts>(part, a[s], of_x[r][s]);
+            P::multiply(part, a, of_x[r]);
 #pragma unroll
             for (int k = 0; k < 4; ++k) sums[slot * kRows + r][m][k] += part[k];
           }
