@@ -6,6 +6,8 @@
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/precision.h>
@@ -92,6 +94,127 @@ TEST_F(CudaLarge, TheAdjointIdentityHoldsAtFullSize) {
 /// How many elements differ, a NaN from everything.
 double differences(const Tensor& a, const Tensor& b) {
   return sum(ne(a, b)).item();
+}
+
+// More than 2^31 elements in x or y, or both, in 16 bits. A layer is some 0.15 s for each algorithm and
+// layout on an H200: 4.3 GB are read or written about 30 times.
+TEST_F(CudaLarge, ConvolutionsOfManyElements) {
+  using enum ConvAlgorithm;
+  struct Layer {
+    Shape x, w;
+    Conv2dOptions options;
+    std::vector<ConvAlgorithm> algorithms;
+    std::vector<Layout> layouts = {Layout::nchw, Layout::nhwc};
+  };
+  const Layer layers[] = {
+      // Many elements on both sides: products of tiles on tensor cores, gathered or over boxes.
+      {{32800, 64, 32, 32}, {64, 64, 3, 3}, {.padding = 1}, {tensor, wgmma, boxes}},
+      // In y alone, whose columns have two phases.
+      {{32800, 64, 16, 16}, {64, 64, 4, 4}, {.stride = 2, .padding = 1}, {automatic}},
+      // Groups of few channels: rows in shared memory.
+      {{65600, 32, 32, 32}, {32, 8, 3, 5}, {.padding = {1, 2}, .groups = 4}, {strip}},
+      // A channel a group, on both sides and in y alone.
+      {{16400, 128, 32, 32}, {128, 1, 3, 3}, {.padding = 1, .groups = 128}, {depthwise}},
+      {{16400, 128, 16, 16}, {128, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 128}, {depthwise}},
+      // In x alone, few channels in y: sums in registers.
+      {{65600, 8, 64, 64}, {8, 2, 3, 3}, {.padding = 1}, {direct}},
+      // More pixels than 32 bits can count: the reference.
+      {{8800, 1, 500, 500}, {1, 1, 3, 3}, {.padding = 1}, {automatic}, {Layout::nchw}},
+  };
+  manual_seed(4);
+  const DType half = DType::bfloat16;
+  for (const Layer& layer : layers) {
+    const auto& o = layer.options;
+    const ConvTranspose2dOptions up{.stride = o.stride, .padding = o.padding, .groups = o.groups};
+    const Size2 kernel(layer.w[2], layer.w[3]);
+    for (Layout layout : layer.layouts) {
+      empty_cache(kCuda);
+      const Tensor x = signs(layer.x, half, layout), w = signs(layer.w, half);
+      const Shape y_shape = conv_transpose2d_geometry(x, w, {}, up).y_shape();
+      ASSERT_GT(std::max(x.count(), y_shape.count()), std::int64_t{1} << 31);
+      const Tensor gy = signs(y_shape, half, layout);
+      // Of parts, and in float32, that sums over all of them have no rounding.
+      Variable gw_sum = Tensor::zeros(layer.w, {.device = kCuda});
+      for_each_part(gy, 1 << 28, [&](std::int64_t begin, std::int64_t end) {
+        const auto part = [&](const Tensor& t) { return t.slice(begin, end).to(DType::float32); };
+        gw_sum = gw_sum + conv_transpose2d_weight_grad(part(x), part(gy), kernel, up);
+      });
+      const Tensor gw_expected = gw_sum.tensor().to(half);
+      for (ConvAlgorithm algorithm : layer.algorithms) {
+        SCOPED_TRACE(concat(layer.x, " ", layer.w, " ", layout, " ", algorithm));
+        set_conv_algorithm(algorithm);
+        const Tensor y = conv_transpose2d(x, w, {}, up).tensor(), gx = conv2d(gy, w, {}, o).tensor();
+        EXPECT_EQ(differences(conv_transpose2d_weight_grad(x, gy, kernel, up).tensor(), gw_expected), 0);
+        set_conv_algorithm(automatic);
+        for_each_part(y, 1 << 28, [&](std::int64_t begin, std::int64_t end) {
+          SCOPED_TRACE(concat("images ", begin, " to ", end));
+          const auto part = [&](const Tensor& t) { return t.slice(begin, end); };
+          EXPECT_EQ(differences(part(y), conv_transpose2d(part(x), w, {}, up).tensor()), 0);
+          EXPECT_EQ(differences(part(gx), conv2d(part(gy), w, {}, o).tensor()), 0);
+        });
+      }
+    }
+  }
+}
+
+// Functions of rows, or of images: a part's result is that part of the result, and so are gradients.
+TEST_F(CudaLarge, OpsOnManyElements) {
+  using F = std::function<Variable(const Variable&)>;
+  const DType half = DType::bfloat16;
+  const Shape images{32800, 64, 32, 32}, rows{131200, 16384};
+  ASSERT_GT(images.count(), std::int64_t{1} << 31);
+  manual_seed(5);
+  const Tensor w = signs({16384, 8}, half), mean = randn({64}, {half, kCuda}),
+               variance = rand({64}, {half, kCuda}),
+               index = Tensor::from<std::int64_t>({16383, 0, 7, 16383}, {4}).to(kCuda);
+  const std::vector<std::tuple<const char*, Shape, F>> functions = {
+      {"relu", images, [](const Variable& x) { return relu(x); }},
+      {"tanh", rows, [](const Variable& x) { return tanh(x); }},
+      {"multiply by a row", rows,
+       [&](const Variable& x) {
+         return x * reshape(slice(w, 1, 3, 4), {1, -1});
+       }},
+      {"permute", images,
+       [](const Variable& x) {
+         return permute(x, {0, 2, 3, 1});
+       }},
+      {"to_layout", images, [](const Variable& x) { return to_layout(x, Layout::nhwc) * 2.0; }},
+      {"softmax", rows, [](const Variable& x) { return softmax(x, 1); }},
+      {"layer_norm", rows, [](const Variable& x) { return layer_norm(x, {16384}); }},
+      {"batch_norm", images,
+       [&](const Variable& x) { return batch_norm(x, {}, {}, mean, variance, {.negative_slope = 0}); }},
+      {"group_norm", images, [](const Variable& x) { return group_norm(x, 4); }},
+      {"matmul", rows, [&](const Variable& x) { return matmul(x, w); }},
+      {"index_select", rows, [&](const Variable& x) { return index_select(x, 1, index); }},
+      {"max_pool2d", images, [](const Variable& x) { return max_pool2d(x, {.kernel_size = 2}); }},
+      {"bilinear",
+       {8200, 64, 32, 32},
+       [](const Variable& x) {
+         return upsample_bilinear2d(x, {64, 64});
+       }},
+      {"squared error", images, [](const Variable& x) { return square(x - 0.5); }},
+  };
+  for (const auto& [name, shape, f] : functions) {
+    empty_cache(kCuda);
+    const Variable x = Variable::parameter(signs(shape, half));
+    Variable y, gx;
+    Tensor gy;
+    {
+      Tape tape;  // gone before the parts': it would listen to their walks, which then have other roundings
+      y = f(x);
+      gy = signs(y.shape(), half);
+      gx = tape.gradient(y, {x}, {.gradient = gy})[0];
+    }
+    for_each_part(x.tensor(), 1 << 28, [&](std::int64_t begin, std::int64_t end) {
+      SCOPED_TRACE(concat(name, ", rows ", begin, " to ", end));
+      const Variable part = Variable::parameter(x.tensor().slice(begin, end));
+      Tape own;
+      const Variable part_y = f(part);
+      const Variable part_gx = own.gradient(part_y, {part}, {.gradient = gy.slice(begin, end)})[0];
+      EXPECT_EQ(differences(y.tensor().slice(begin, end), part_y.tensor()), 0);
+      EXPECT_EQ(differences(gx.tensor().slice(begin, end), part_gx.tensor()), 0);
+    });
+  }
 }
 
 // The statistics of all elements, the loss over them, and an optimizer's step.
