@@ -8,7 +8,7 @@
 #   --filter REGEX   of the sanitizer's runs only those whose line matches: "racecheck cuda_conv CudaConv.sweeps
 #                    wgmma ..."
 #   --jobs N         processes at once (as many as cores)
-#   --limit SECONDS  of one run under a sanitizer (120)
+#   --limit SECONDS  of one run under a sanitizer (240)
 #   --budget SECONDS of all of them: none begins later, none goes on (3600)
 #   --done FILE      leaves out runs that this sanitizers.txt of an earlier call says were clean
 #   --logs DIR       where all output goes (build/gpu_test)
@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 words=(cuda_core cuda_memory train_decoder_cuda cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops
   cuda_reductions cuda_gradcheck cuda_conv_explain cuda_largest cuda_large parity parity_traces device_loader
   large_tensor examples)
-binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=120 budget=3600 known=''
+binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=240 budget=3600 known=''
 logs=build/gpu_test
 # docs/sanitizers.md says what a sanitizer's runs leave out, and why.
 algorithms='wgmma automatic boxes halves strip tensor simt direct reference depthwise'
@@ -106,7 +106,8 @@ fi
 if [ -x "$binaries/cuda_conv_test" ] && grep -qE "$tests" <<<ptx; then
   # Where the library is shared it has the code.
   code=$(ldd "$binaries/cuda_conv_test" 2>/dev/null | awk '/libtapedeck/ {print $3}') || true
-  if ! cuobjdump --list-ptx "${code:-$binaries/cuda_conv_test}" 2>"$logs/ptx.log" | grep -q '[.]sm_80[.]ptx'; then
+  files=$(cuobjdump --list-ptx "${code:-$binaries/cuda_conv_test}" 2>"$logs/ptx.log") || true
+  if ! grep -q '[.]sm_80[.]ptx' <<<"$files"; then
     echo 'PTX for 8.0: the binaries have none'
     [ "$binaries" != build/cuda/tests ] || failed=1
   else

@@ -268,6 +268,10 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
         const BoxGradPlan::Unit unit = p.unit(work, u);
         for (int a = 0; a < p.atoms; ++a) {
           const BoxGradPlan::Atom atom = p.atom(work, unit, a);
+          // Those that do not exist are multiplied, too.
+          const int last = (p.tile.segments - 1) * p.tile.y.pitch + p.tile.steps * 16 + p.place(work, unit) +
+                           (p.atoms_are_taps ? a * p.atom_step(work) : 0);
+          ASSERT_LE(last * kPixelBytes, p.tile.y_bytes);
           if (!atom.exists) continue;
           ASSERT_LT(atom.kh, c.kernel[0]);
           ASSERT_LT(atom.kw, c.kernel[1]);

@@ -180,7 +180,9 @@ TEST_F(CudaLargest, IsFoundAnewByEachReplay) {
       EXPECT_TRUE(same(made[i].to_vector<float>(), eager[i].to_vector<float>())) << i << " " << factor;
     EXPECT_TRUE(same(products(made[2]), products(made[2].clone()))) << factor;
   }
-  EXPECT_EQ(step.graphs(), 1U);
+  if (!is_sanitized()) {  // without a cache nothing is captured
+    EXPECT_EQ(step.graphs(), 1U);
+  }
 }
 
 // What was known when a step was captured is not when it is replayed.
