@@ -27,6 +27,7 @@
 // the rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip_stage.h>
+#include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_passes.cuh>
 
@@ -402,6 +403,7 @@ void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   a.w = w.raw();
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.y = y.raw();
+  announce_bulk_writes(y);
   const auto choose_phases = [&]<class T, int kParts, int kC>() {
     if (a.passes.most == 1) return launch<T, kParts, 1, kC>(a, y.device());
     if (a.passes.most == 2) return launch<T, kParts, 2, kC>(a, y.device());

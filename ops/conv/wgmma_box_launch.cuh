@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/wgmma_box.cuh>
 
@@ -147,6 +148,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const int halves = choice.blocks == 1 ? 2 : 1;
   call.results = choice.results, call.half = choice.half, call.staged_bytes = choice.staged_bytes;
   if (choice.results == BoxResults::boxes) {
+    announce_bulk_writes(to);
     call.box = ResultBox(call.tile, halves);
     for (int i = 0; i < plan.h.phases; ++i)
       call.maps[plan.planes() + i] =
