@@ -315,7 +315,7 @@ TEST_F(CudaConv, BoxesOfResults) {
     check(DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6);
   }
   if (test_share() == 1) {
-    EXPECT_GT(boxes, 20);  // of what is checked here
+    EXPECT_GT(boxes, 5);  // of what is checked here: those of few taps
   }
 }
 
