@@ -36,7 +36,7 @@ using conv_strip::kMostShared;
 using conv_strip::shared_address;
 using conv_strip::wait_for_copies;
 
-constexpr int kBlock = 256, kRing = 3;
+constexpr int kBlock = 256, kCopiers = kBlock - 32, kRing = 3;
 constexpr int kMost = (kMostShared >> 1) - 1024;  // of two blocks a multiprocessor
 
 /// A plane in shared memory: rows [first, first + rows) of it, kPad bytes of zeros on both sides of a row.
@@ -67,11 +67,13 @@ struct Arguments {
   int splits;
 };
 
-/// Starts to bring a plane to shared memory: a thread has the same columns of some rows.
+/// Starts to bring a plane to shared memory: a thread has the same columns of some rows. The first warp takes
+/// no part (where all do: 0.092 ms instead of 0.082).
 __device__ __forceinline__ void copy_plane(const Tile& tile, char* to, const char* from) {
-  const int thread = static_cast<int>(threadIdx.x), vectors = tile.row_bytes / 16,
-            rows = tile.by_row.divide(kBlock), first = tile.by_row.divide(thread),
-            at = tile.by_row.modulo(thread, first) * 16;
+  const int thread = static_cast<int>(threadIdx.x) - 32;
+  if (thread < 0) return;
+  const int vectors = tile.row_bytes / 16, rows = tile.by_row.divide(kCopiers),
+            first = tile.by_row.divide(thread), at = tile.by_row.modulo(thread, first) * 16;
   if (first >= rows) return;
   unsigned shared = shared_address(to + (first - tile.first) * tile.pitch + Tile::kPad + at);
   from += first * vectors * 16 + at;
@@ -215,7 +217,7 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g) {
   constexpr int kBytes = sizeof(T), kStride = W::kOwn / W::kPixels;
   Arguments a{};
   for (std::int64_t width : {g.w.in, g.w.out}) {
-    if (width * kBytes % 16 != 0 || width * kBytes / 16 > kBlock) return a;
+    if (width * kBytes % 16 != 0 || width * kBytes / 16 > kCopiers) return a;
   }
   const std::int64_t most = kMost, least = 8 << 10;
   if (g.n * std::min(g.ci, g.co) < 132 * 8 || g.h.out * g.w.out * kBytes < least) return a;

@@ -23,8 +23,9 @@
 // of whole rows, congruent to memory (kb81 in float32 0.43 to 0.27 ms; lines of half a row 0.35), all column
 // phases of a pixel at once, 16 channels a block instead of 8 (0.31), and no bounds of columns where sums are
 // put. What did not: a second stage or a second tile of x in shared memory (2% at most), and lines of several
-// rows in one piece with rows without taps in them (0.43). Rows that do not begin in a sector cost most of
-// the rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
+// rows in one piece with rows without taps in them (0.43); rows without taps written only while lines are
+// read from shared memory, with tiles of two rows (0.30). Rows that do not begin in a sector cost most of the
+// rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip_stage.h>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
@@ -188,9 +189,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int plane = kept(plan.to.c), y_row = kept(plan.to.h);
   // What this thread's sums begin with: of channels 8 apart.
   const float2* const starts = reinterpret_cast<const float2*>(bias) + t;
-  // Rows of a warp, after each stage.
-  const int of_tile = max(1, (live_rows + staged_rows - 1) / staged_rows),
-            fills = ((rows - live_rows) * channels / kWarps + of_tile) / of_tile;
   int ring = 0;
   for (; tile_index < call.tiles; tile_index += tile_step) {
     wait_for_copies<0>();
@@ -212,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       return static_cast<int>((base + static_cast<unsigned>(c * plane + row * y_row)) & (2 * kElements - 1));
     };
 
-    // Rows without taps, while lines are read from shared memory.
+    // Rows without taps, between products.
     int dead = live_rows, dead_channel = warp;
     const auto fill_next = [&] {
       while (dead_channel >= channels) dead_channel -= channels, ++dead;
@@ -272,6 +270,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             put(plan.w.phase[passes.order[k]].to - p.first_to,
                 [&](int c, int k) { return k % 2 == 0 ? starts[c * 4].x : starts[c * 4].y; });
         }
+        fill_next();
       }
       publish_for_bulk_copies();
       if (stages == 2) wait_for_bulk_reads();  // the next stage's
@@ -289,7 +288,6 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       commit_bulk_copies();
       if (stages == 2) ring ^= 1;
-      for (int i = 0; i < fills; ++i) fill_next();
     }
     while (fill_next()) {
     }
@@ -344,7 +342,7 @@ TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, 
     const double read = 0.4 * p.plan.from_channels * p.slots * p.pitch * bytes;
     const int of_tile = (rows * live_h + staged - 1) / staged, live = staged * a.parts;  // units of a stage
     const double idle = static_cast<double>((live + kWarps - 1) / kWarps * kWarps) / std::max(1, live);
-    const double fixed = of_tile * (stages == 2 ? 2000.0 : 4000.0) + (buffers == 2 ? 6000.0 : 7000.0);
+    const double fixed = of_tile * (stages == 2 ? 2000.0 : 5000.0) + (buffers == 2 ? 2000.0 : 6000.0);
     const double together = static_cast<double>(a.tiles) * p.plan.groups * a.blocks;
     const double turns = std::ceil(together / 264);
     const double cost = turns * (written * (0.8 + 0.2 * idle) * (channels == 8 ? 1.1 : 1.0) + read + fixed);
