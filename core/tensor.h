@@ -54,7 +54,7 @@ class Storage {
   }
 
   /// What goes with the bytes and dies with the storage; the first who asks makes it. One type for all
-  /// storages (ops/conv/made_of.h). Any thread may call it.
+  /// storages (ops/micro/made_of.h). Any thread may call it.
   std::shared_ptr<void> companion(std::shared_ptr<void> (*make)());
 
  private:

@@ -52,6 +52,7 @@ class Gemm {
   }
 
   void run() {
+    if (m_ == 0 || n_ == 0) return;
     const bool is_small = panels_ * ((m_ + kLeastBand - 1) / kLeastBand) < kItems;
     const std::int64_t parts = is_small ? std::min(kItems, k_ / kLeastPart) : 1;
     if (parts < 2) return by_panels();

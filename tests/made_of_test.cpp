@@ -164,7 +164,7 @@ const LayerCase kLayers[] = {{"", {2, 20, 5, 6}, {20, 18, 4, 4}, {.stride = 2, .
                              {"", {2, 12, 4, 5}, {12, 2, 3, 3}, {.stride = {2, 3}, .groups = 4}},
                              {"", {3, 20, 1, 1}, {20, 18, 4, 4}, {}}};
 
-/// What weights are used for: each layer's results, its input gradient, and products.
+/// What weights are used for: each layer's results and its input gradient; and products, which keep nothing.
 struct Network {
   Tensors x, images, rows;
   Variables w, b, matrix;

@@ -183,10 +183,12 @@ class Winograd {
                  });
     return mapped;
   }
-  /// Of mapped weights: the channels, and the taps of each source.
+
+  /// Of mapped weights: the channels, the kernel, and the taps of each source.
   MadeKey key() const {
     MadeKey key{Maker::winograd,
                 {static_cast<std::int64_t>(map_.direction), map_.groups, map_.from_channels, map_.to_channels,
+                 static_cast<std::int64_t>(map_.h.slot_of_tap.size()),
                  static_cast<std::int64_t>(map_.w.slot_of_tap.size())}};
     for (const Phase& phase : phases_) {
       for (const Part& part : phase.parts) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include <tapedeck/core/error.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
 
@@ -91,10 +92,19 @@ Tensor detail::kept(const Tensor& w, const MadeKey& key, const std::function<Ten
     }
   }
   const std::uint64_t now = fingerprint(w);
-  if (made.defined() && before == now) return made;
-  {
+  if (made.defined()) {
+    if (before == now) return made;
+    made = {};  // of other elements: not held while theirs is made
+    const std::lock_guard lock(all->mutex);
+    if (Entry* const found = find(*all, version, key)) found->made = {};
+  }
+  try {
     const ContextScope scope(default_context({}));  // weights may outlive an allocator of the caller's
     made = make();
+  } catch (const Error&) {  // no memory to keep it in
+    const std::lock_guard lock(all->mutex);
+    all->entries.clear();
+    return {};
   }
   const std::lock_guard lock(all->mutex);
   if (Entry* const found = find(*all, version, key)) {

@@ -1,9 +1,13 @@
 // What CPU kernels make of weights before they multiply, kept with the weights while these stay as they are.
 //
-// Nothing is kept at the first use after a change, so that training, which changes weights in each step, pays
-// nothing. At the second it is, with a fingerprint of all elements. From then on these are read and their
-// fingerprint is compared, which costs a part of making it anew: who writes through a pointer that was asked
-// for before need not say so.
+// Nothing is kept at the first use after a change, so that training, which changes weights in each step and
+// uses them once in it, pays nothing. At the second it is, with a fingerprint of all elements. From then on
+// these are read and their fingerprint is compared, which costs a part of making it anew: who writes through
+// a pointer that was asked for before need not say so.
+//
+// It takes memory of the device's default allocator, 1 to 2.5 times that of the weights for each direction,
+// until these change or go; where there is none left it is made for the call alone. Weights that are
+// converted or laid out anew for a call (16-bit types, nhwc) keep nothing.
 #pragma once
 
 #include <functional>
@@ -15,7 +19,7 @@
 
 namespace tapedeck::cpu {
 
-enum class Maker : std::uint8_t { windows, winograd, planes, gemm };
+enum class Maker : std::uint8_t { windows, winograd, planes };
 
 /// Who makes it, and all that it depends on besides the elements.
 struct MadeKey {
