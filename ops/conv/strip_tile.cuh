@@ -39,12 +39,6 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Bulk copies from shared to global memory, of Hopper; elsewhere nothing. (Waiting for these waits for
 // copies to shared memory, too, and the other way round.)
-#if __CUDA_ARCH__ >= 900
-inline constexpr bool kHasBulkCopies = true;
-#else
-inline constexpr bool kHasBulkCopies = false;
-#endif
-
 /// Lets bulk copies read what this thread wrote to shared memory.
 __device__ __forceinline__ void publish_for_bulk_copies() {
 #if __CUDA_ARCH__ >= 900

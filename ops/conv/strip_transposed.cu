@@ -13,12 +13,12 @@
 //
 // Lines are copied to y by bulk copies, which no warp waits for until their part of shared memory is wanted
 // again; what a line has before its first multiple of 16 bytes and behind its last is written by threads.
-// Before Hopper warps write the lines. Rows without taps are written by warps between products.
+// Rows without taps are written by warps between products.
 //
 // What bounds it should be the writing: stores of 4 bytes a stride apart, as sums lie in registers, would
 // each touch a sector of their own.
 //
-// On an H200 (kb75 and kb81 in bench/results/gpu_conv.json): in float32, TF32 and bfloat16 0.29, 0.28 and
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py): in float32, TF32 and bfloat16 0.29, 0.28 and
 // 0.18 ms, 70, 74 and 58% of a copy's bandwidth, and 0.27, 0.28 and 0.18, 73, 72 and 54%. What helped: lines
 // of whole rows, congruent to memory (kb81 in float32 0.43 to 0.27 ms; lines of half a row 0.35), all column
 // phases of a pixel at once, 16 channels a block instead of 8 (0.31), and no bounds of columns where sums are
@@ -26,7 +26,10 @@
 // rows in one piece with rows without taps in them (0.43); rows without taps written only while lines are
 // read from shared memory, with tiles of two rows (0.30). Rows that do not begin in a sector cost most of the
 // rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
+#include <unordered_map>
+
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/strip_stage.h>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -82,31 +85,21 @@ __device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
 }
 
 /// Writes a line's elements `all`; `from` is its start in shared memory, `shift` past a multiple of 32 bytes.
-/// A thread; before Hopper a warp.
+/// A thread.
 template <class T>
 __device__ __forceinline__ void write_line(const Stage& stage, T* to, const T* from, int shift,
                                            const Stage::Span& all) {
   constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
   const Stage::Span vectors = stage.vectors(all, shift);
   const int count = vectors.end - vectors.begin;
-  if constexpr (kHasBulkCopies) {
-    if (count > 0) {
-      start_bulk_copy(to + vectors.begin, shared_address(from + vectors.begin),
-                      count * static_cast<int>(sizeof(T)));
-    }
+  if (count > 0) {
+    start_bulk_copy(to + vectors.begin, shared_address(from + vectors.begin),
+                    count * static_cast<int>(sizeof(T)));
+  }
 #pragma unroll
-    for (int e = 0; e < kElements - 1; ++e) {
-      if (all.begin + e < vectors.begin) to[all.begin + e] = from[all.begin + e];
-      if (vectors.end + e < all.end) to[vectors.end + e] = from[vectors.end + e];
-    }
-  } else {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    uint4* const vectors_to = reinterpret_cast<uint4*>(to + vectors.begin);
-    const uint4* const vectors_from = reinterpret_cast<const uint4*>(from + vectors.begin);
-#pragma unroll 4
-    for (int v = lane; v < count / kElements; v += 32) vectors_to[v] = vectors_from[v];
-    const int edge = lane < kElements ? all.begin + lane : vectors.end + lane - kElements;
-    if (edge < (lane < kElements ? vectors.begin : all.end)) to[edge] = from[edge];
+  for (int e = 0; e < kElements - 1; ++e) {
+    if (all.begin + e < vectors.begin) to[all.begin + e] = from[all.begin + e];
+    if (vectors.end + e < all.end) to[vectors.end + e] = from[vectors.end + e];
   }
 }
 
@@ -277,9 +270,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();
       // All products of the tile have been.
       if (buffers == 1 && begin + staged_rows >= live_rows) start_copy(tile_index + tile_step);
-      // Threads of all warps begin copies; before Hopper, warps.
-      const int own = kHasBulkCopies ? warp + lane * kWarps : warp;
-      for (int line = own; line < some * kChannels; line += kHasBulkCopies ? kThreads : kWarps) {
+      // Threads of all warps begin copies.
+      for (int line = warp + lane * kWarps; line < some * kChannels; line += kThreads) {
         const int r = line / kChannels, c = Stage::channel(line % kChannels);
         const int row = first_row + row_entries[begin + r].row;
         if (c >= channels || static_cast<unsigned>(row) >= to_h) continue;
@@ -297,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 /// The arguments but for tensors and strides; `tiles` 0 where nothing fits. The cost is of bytes of y and the
 /// like.
-TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
+TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
   TransposedArguments best{};
   const int bytes = static_cast<int>(size_of(dtype));
@@ -352,9 +344,15 @@ TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, 
   };
   for (int channels : {8, 16}) {
     if (channels > 8 && g.group_co() <= 8) break;
+    // Of at most as many columns as a line of each channel, and one of x, may have.
+    const std::int64_t part_bytes = kPixels * bytes *
+                                    std::max(std::int64_t{start.plan.w.phase[0].to_step} * channels,
+                                             std::int64_t{start.reach_w.step} * start.plan.from_channels);
+    const int most = static_cast<int>(std::min<std::int64_t>(all_parts, (kMostShared >> 1) / part_bytes));
     int last = 0;
-    for (int tiles_w = 1; tiles_w <= std::min(all_parts, 64); ++tiles_w) {
-      const int columns = (all_parts + tiles_w - 1) / tiles_w * kPixels;
+    for (int parts = most; parts > 0; parts -= std::max(1, parts / 16)) {
+      const int tiles_w = (all_parts + parts - 1) / parts,
+                columns = (all_parts + tiles_w - 1) / tiles_w * kPixels;
       if (columns == last) continue;
       last = columns;
       for (int rows : {1, 2, 4, 8})
@@ -364,6 +362,18 @@ TransposedArguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, 
     }
   }
   return best;
+}
+
+/// find_arguments(), which takes some 0.1 ms, remembered: eager steps ask the same again and again.
+const TransposedArguments& arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
+  thread_local std::unordered_map<conv_gemm::BoxQuestion, TransposedArguments, conv_gemm::BoxQuestion::Hash>
+      known;
+  const int precision = static_cast<int>(float32_precision());
+  const conv_gemm::BoxQuestion question(g, true, copy, precision, conv_gemm::BoxResults::rows,
+                                        static_cast<int>(dtype));
+  if (const auto found = known.find(question); found != known.end()) return found->second;
+  if (known.size() == conv_gemm::kMostKnownWays) known.clear();
+  return known[question] = find_arguments(g, dtype, copy);
 }
 
 template <class T, int kParts, int kP, int kC>

@@ -13,7 +13,7 @@
 //   thread   0        1        2          3            4 ...
 //   pixel 0  co 0..3  co 4..7  co 8..11  co 12..15  |  pixel 1, a stride further
 //
-// On an H200 (kb75 in bench/results/gpu_conv.json) in TF32 and bfloat16: 0.29 and 0.20 ms, 71 and 52% of a
+// On an H200 (kb75 in bench/results/gpu_conv.json) in TF32 and bfloat16: 0.31 and 0.20 ms, 66 and 52% of a
 // copy's bandwidth; a phase at a time 0.36 and 0.22, products of tiles by groups 1.17 and 0.95. What did not
 // help: rows of y put together in shared memory and written by bulk copies (0.43 and 0.20).
 #include <tapedeck/core/precision.h>
