@@ -127,6 +127,20 @@ TEST(MadeOf, DiesWithTheStorage) {
   EXPECT_EQ(memory_stats().in_use, before);
 }
 
+TEST(MadeOf, NothingIsKeptUnderAMemoryLimit) {
+  const Tensor w = randn({4, 33});
+  const std::size_t before = memory_stats().in_use, limit = memory_stats().limit;
+  Sum sum;
+  for (int call = 0; call < 3; ++call) EXPECT_EQ(sum(w), sum_of(w));
+  EXPECT_EQ(sum.made, 2);
+  EXPECT_GT(memory_stats().in_use, before);
+  set_memory_limit({}, std::size_t{1} << 30);
+  for (int call = 0; call < 3; ++call) EXPECT_EQ(sum(w), sum_of(w));
+  EXPECT_EQ(sum.made, 5);
+  EXPECT_EQ(memory_stats().in_use, before);  // of earlier calls, too
+  set_memory_limit({}, limit);
+}
+
 /// Counts what it has handed out.
 class CountingAllocator final : public Allocator {
  public:

@@ -1,7 +1,7 @@
 // The weight's gradient of depthwise convolutions of common sizes and 16-bit types, in nchw, a plane at a
 // time through shared memory.
 //
-//   gw[c, k] = sum over n and the pixels i of x: x[n, c / multiplier, i] * y[n, c, o(i, k)]
+//   gw[c, k] = sum over n and the pixels i of x: x[n, c, i] * y[n, c, o(i, k)]
 //
 // The work is to read memory once, in pieces as long as possible: thousands of warps that each go down a
 // plane of their own by rows of 224 bytes (depthwise_rows.cu) reach 63% of a copy's bandwidth. A block takes
@@ -22,6 +22,7 @@
 
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
 
@@ -29,6 +30,9 @@ namespace tapedeck::cu {
 
 namespace {
 
+using conv_depthwise::visit_16_bits;
+using conv_depthwise::visit_sizes;
+using conv_depthwise::write_sums;
 using conv_gemm::Divider;
 using conv_strip::commit_copies;
 using conv_strip::copy_or_zero;
@@ -59,7 +63,7 @@ struct Tile {
 struct Arguments {
   const void *x, *y;
   float* parts;
-  int n, channels, multiplier;  // channels of y
+  int n, channels;
   Tile x_tile, y_tile;
   int units, rows;  // of a row; steps of a plane
   Divider by_units;
@@ -97,25 +101,13 @@ __device__ __forceinline__ void widen_row(const T* from, float (&row)[kLeft + N 
   for (int i = 0; i < kRight; ++i) row[kLeft + N + i] = convert<float>(from[N + i]);
 }
 
-/// Kernel K, stride S, padding P in both axes. Output S*a + r meets tap k, of these with r + P - k a multiple
-/// of S, at input a + (r + P - k) / S: from a + kLow to a + kHigh. Input a meets outputs S*a - P to S*a - P +
-/// K - 1.
+/// Kernel K, stride S, padding P in both axes: input a meets outputs S*a - P to S*a - P + K - 1.
 template <class T, int K, int S, int P>
 struct Window {
   static constexpr int kKernel = K, kPadding = P;
-  static constexpr int reach(bool high) {
-    int most = 0;
-    for (int r = 0; r < S; ++r)
-      for (int k = 0; k < K; ++k) {
-        const int input = (r + P - k) / S;
-        if ((r + P - k) % S == 0 && (high ? input > most : input < most)) most = input;
-      }
-    return most;
-  }
   static constexpr int kOwn = 16 / static_cast<int>(sizeof(T)), kPixels = kOwn / S;  // of a unit: of y, of x
-  static constexpr int kLow = reach(false), kHigh = reach(true);
   static constexpr int kRight = K - P - S > 0 ? K - P - S : 0;  // columns of y right of a unit's
-  static_assert(-kLow <= kOwn && kHigh <= kOwn && P <= kOwn && kRight <= kOwn && K >= S);
+  static_assert(P <= kOwn && kRight <= kOwn && K >= S);
 };
 
 /// Sums of gw of a channel over some images.
@@ -123,9 +115,8 @@ template <class T, int K, int S, int P>
 __global__ void __launch_bounds__(kBlock, 2)
     depthwise_planes_weight_grad_kernel(const __grid_constant__ Arguments a) {
   using W = Window<T, K, S, P>;
-  constexpr int kPixels = W::kPixels, kOwn = W::kOwn, kWarps = kBlock / 32;
+  constexpr int kPixels = W::kPixels, kOwn = W::kOwn;
   extern __shared__ uint4 shared[];
-  __shared__ float of_warps[kWarps][K * K];
   char* const memory = reinterpret_cast<char*>(shared);
   const int channel = static_cast<int>(blockIdx.x) % a.channels,
             split = static_cast<int>(blockIdx.x) / a.channels;
@@ -135,14 +126,9 @@ __global__ void __launch_bounds__(kBlock, 2)
   const auto copy = [&](int image, int turn) {
     if (image < a.n) {
       char* const place = memory + turn * a.ring_bytes;
-      copy_plane(
-          a.x_tile, place,
-          static_cast<const char*>(a.x) +
-              (static_cast<std::int64_t>(image) * (a.channels / a.multiplier) + channel / a.multiplier) *
-                  x_bytes);
-      copy_plane(a.y_tile, place + y_at,
-                 static_cast<const char*>(a.y) +
-                     (static_cast<std::int64_t>(image) * a.channels + channel) * y_bytes);
+      const std::int64_t plane = static_cast<std::int64_t>(image) * a.channels + channel;
+      copy_plane(a.x_tile, place, static_cast<const char*>(a.x) + plane * x_bytes);
+      copy_plane(a.y_tile, place + y_at, static_cast<const char*>(a.y) + plane * y_bytes);
     }
     commit_copies();
   };
@@ -175,39 +161,16 @@ __global__ void __launch_bounds__(kBlock, 2)
     }
     if (++turn == kRing) turn = 0;
   }
-#pragma unroll
-  for (int k = 0; k < K * K; ++k) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sums[k] += __shfl_down_sync(0xffffffffu, sums[k], lanes);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = sums[k];
-  }
-  __syncthreads();
-  if (threadIdx.x >= K * K) return;
-  float sum = of_warps[0][threadIdx.x];
-#pragma unroll
-  for (int i = 1; i < kWarps; ++i) sum += of_warps[i][threadIdx.x];
-  a.parts[(static_cast<std::int64_t>(split) * a.channels + channel) * (K * K) + threadIdx.x] = sum;
+  write_sums<kBlock / 32>(sums,
+                          a.parts + (static_cast<std::int64_t>(split) * a.channels + channel) * (K * K));
 }
 
 /// Calls f with a type, K, S and P that have kernels.
 template <class F>
 bool visit(const ConvTranspose2dGeometry& g, DType dtype, F f) {
-  const auto is = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
-    for (const ConvAxis* a : {&g.h, &g.w}) {
-      if (a->kernel != kernel || a->stride != stride || a->padding != padding || a->dilation != 1)
-        return false;
-    }
-    return true;
-  };
-  const auto with_type = [&]<class T>() {
-    if (is(4, 2, 1)) return f.template operator()<T, 4, 2, 1>();
-    if (is(3, 1, 1)) return f.template operator()<T, 3, 1, 1>();
-    if (is(3, 2, 1)) return f.template operator()<T, 3, 2, 1>();
-    return false;
-  };
-  if (dtype == DType::bfloat16) return with_type.template operator()<bfloat16>();
-  if (dtype == DType::float16) return with_type.template operator()<float16>();
-  return false;
+  return visit_16_bits(dtype, [&]<class T>() {
+    return visit_sizes(g, [&]<int K, int S, int P>() { return f.template operator()<T, K, S, P>(); });
+  });
 }
 
 /// The arguments but for tensors; `units` is 0 where planes do not fit, or are few or small.
@@ -220,9 +183,11 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g) {
     if (width * kBytes % 16 != 0 || width * kBytes / 16 > kCopiers) return a;
   }
   const std::int64_t most = kMost, least = 8 << 10;
-  if (g.n * std::min(g.ci, g.co) < 132 * 8 || g.h.out * g.w.out * kBytes < least) return a;
-  if (g.group_co() != 1 || g.h.in * g.w.in * kBytes > most || g.h.out * g.w.out * kBytes > most) return a;
-  a.n = narrow(g.n), a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
+  if (g.n * g.co < 132 * 8 || g.h.out * g.w.out * kBytes < least) return a;
+  if (g.group_ci() != 1 || g.group_co() != 1 || g.h.in * g.w.in * kBytes > most ||
+      g.h.out * g.w.out * kBytes > most)
+    return a;
+  a.n = narrow(g.n), a.channels = narrow(g.co);
   a.rows = narrow(g.h.in);
   const int units = narrow(ceil_div(g.w.in, W::kPixels));
   a.by_units = Divider(units);

@@ -22,6 +22,7 @@
 
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
 
@@ -399,23 +400,10 @@ template <class F>
 bool visit(const ConvTranspose2dGeometry& g, DType dtype, F f) {
   if (g.group_ci() != 1 || g.group_co() != 1 || g.co * static_cast<std::int64_t>(size_of(dtype)) % 16 != 0)
     return false;
-  const auto is = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
-    for (const ConvAxis* a : {&g.h, &g.w}) {
-      if (a->kernel != kernel || a->stride != stride || a->padding != padding || a->dilation != 1)
-        return false;
-    }
-    return true;
-  };
-  const auto sized = [&]<class T>() {
-    if (is(4, 2, 1)) return f.template operator()<T, 4, 2, 1>(), true;
-    if (is(3, 1, 1)) return f.template operator()<T, 3, 1, 1>(), true;
-    if (is(3, 2, 1)) return f.template operator()<T, 3, 2, 1>(), true;
-    return false;
-  };
-  if (dtype == DType::float32) return sized.template operator()<float>();
-  if (dtype == DType::bfloat16) return sized.template operator()<bfloat16>();
-  if (dtype == DType::float16) return sized.template operator()<float16>();
-  return false;
+  return conv_depthwise::visit_type(dtype, [&]<class T>() {
+    return conv_depthwise::visit_sizes(
+        g, [&]<int K, int S, int P>() { return f.template operator()<T, K, S, P>(), true; });
+  });
 }
 
 bool is_aligned(const Tensor& t) {

@@ -23,13 +23,18 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
+#include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
 
-constexpr int kBlock = 256, kWarps = kBlock / 32;
+using conv_depthwise::visit_sizes;
+using conv_depthwise::visit_type;
+using conv_depthwise::write_sums;
+
+constexpr int kBlock = 256;
 
 struct Arguments {
   const void *x, *y, *w, *bias;  // of gx, x is written
@@ -265,10 +270,8 @@ __global__ void __launch_bounds__(kBlock, 2)
     depthwise_rows_weight_grad_kernel(const __grid_constant__ Arguments a) {
   using Rows = Windows<T, K, S, P>;
   constexpr int kPixels = Rows::kPixels;
-  __shared__ float of_warps[kWarps][K * K];
   const int channel = static_cast<int>(blockIdx.x) % a.channels,
             split = static_cast<int>(blockIdx.x) / a.channels;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
   float sums[K * K] = {};
   const int of_block = kBlock / a.lanes, mine = static_cast<int>(threadIdx.x) / a.lanes;
   for (std::int64_t first = split * of_block; first < a.items; first += a.splits * of_block) {
@@ -309,43 +312,8 @@ __global__ void __launch_bounds__(kBlock, 2)
       windows.carry();
     }
   }
-#pragma unroll
-  for (int k = 0; k < K * K; ++k) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sums[k] += __shfl_down_sync(0xffffffffu, sums[k], lanes);
-    if (threadIdx.x % 32 == 0) of_warps[warp][k] = sums[k];
-  }
-  __syncthreads();
-  if (threadIdx.x >= K * K) return;
-  float sum = of_warps[0][threadIdx.x];
-#pragma unroll
-  for (int i = 1; i < kWarps; ++i) sum += of_warps[i][threadIdx.x];
-  a.parts[(static_cast<std::int64_t>(split) * a.channels + channel) * (K * K) + threadIdx.x] = sum;
-}
-
-/// Calls f with K, S and P of a geometry, if there are kernels for them.
-template <class F>
-bool visit_sizes(const ConvTranspose2dGeometry& g, F f) {
-  const auto is = [&](std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
-    for (const ConvAxis* a : {&g.h, &g.w}) {
-      if (a->kernel != kernel || a->stride != stride || a->padding != padding || a->dilation != 1)
-        return false;
-    }
-    return true;
-  };
-  if (is(4, 2, 1)) return f.template operator()<4, 2, 1>();
-  if (is(3, 1, 1)) return f.template operator()<3, 1, 1>();
-  if (is(3, 2, 1)) return f.template operator()<3, 2, 1>();
-  return false;
-}
-
-/// Calls f with a type that has kernels.
-template <class F>
-bool visit_type(DType dtype, F f) {
-  if (dtype == DType::float32) return f.template operator()<float>();
-  if (dtype == DType::bfloat16) return f.template operator()<bfloat16>();
-  if (dtype == DType::float16) return f.template operator()<float16>();
-  return false;
+  write_sums<kBlock / 32>(sums,
+                          a.parts + (static_cast<std::int64_t>(split) * a.channels + channel) * (K * K));
 }
 
 /// Arguments of `planes` of `rows` steps, items without a channel.

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 
-#include <tapedeck/core/error.h>
+#include <tapedeck/core/memory.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
 
@@ -76,10 +77,15 @@ Tensor detail::kept(const Tensor& w, const MadeKey& key, const std::function<Ten
   const auto all = std::static_pointer_cast<Entries>(
       w.companion([]() -> std::shared_ptr<void> { return std::make_shared<Entries>(); }));
   const std::uint64_t version = w.version();
+  const bool limited = memory_stats().limit != std::numeric_limits<std::size_t>::max();
   Tensor made;
   std::uint64_t before = 0;
   {
     const std::lock_guard lock(all->mutex);
+    if (limited) {
+      all->entries.clear();
+      return {};
+    }
     if (const Entry* const found = find(*all, version, key)) {
       made = found->made;
       before = found->fingerprint;
@@ -98,13 +104,9 @@ Tensor detail::kept(const Tensor& w, const MadeKey& key, const std::function<Ten
     const std::lock_guard lock(all->mutex);
     if (Entry* const found = find(*all, version, key)) found->made = {};
   }
-  try {
+  {
     const ContextScope scope(default_context({}));  // weights may outlive an allocator of the caller's
     made = make();
-  } catch (const Error&) {  // no memory to keep it in
-    const std::lock_guard lock(all->mutex);
-    all->entries.clear();
-    return {};
   }
   const std::lock_guard lock(all->mutex);
   if (Entry* const found = find(*all, version, key)) {

@@ -5,8 +5,9 @@
 // these are read and their fingerprint is compared, which costs a part of making it anew: who writes through
 // a pointer that was asked for before need not say so.
 //
-// It takes memory of the device's default allocator, 1 to 2.5 times that of the weights for each direction,
-// until these change or go; where there is none left it is made for the call alone. Weights that are
+// It takes memory of the device's default allocator for each direction, until the weights change or go: 1 to
+// 2.5 times theirs, and more where channels are fewer than a vector has. Where the CPU has a memory limit
+// (set_memory_limit()) nothing is kept, so that no call fails for what another keeps. Weights that are
 // converted or laid out anew for a call (16-bit types, nhwc) keep nothing.
 #pragma once
 
@@ -32,7 +33,7 @@ struct MadeKey {
 };
 
 namespace detail {
-/// An undefined tensor at the first use.
+/// An undefined tensor at the first use, and under a memory limit.
 Tensor kept(const Tensor& w, const MadeKey& key, const std::function<Tensor()>& make);
 }  // namespace detail
 
