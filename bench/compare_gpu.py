@@ -15,7 +15,7 @@ only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one 
 beside the median of as many sets that differ in one parameter. It ends with what is slower than --limit or has less
 than half of its neighbours' share.
 """
-import argparse, atexit, importlib.util, json, math, os, pathlib, statistics, subprocess, sys, tempfile
+import argparse, atexit, importlib.util, json, math, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 from conv_sets import GPU, neighbours, random_sets, words
 
@@ -53,8 +53,9 @@ def run(command):
 
 
 def peer(shapes, modes, effort):
-    """Prints PyTorch's times as JSON lines; `shapes` are lines of cuda_conv_bench --list."""
+    """Prints versions and PyTorch's times as JSON lines; `shapes` are lines of cuda_conv_bench --list."""
     import torch
+    print(json.dumps({"pytorch": torch.__version__, "cudnn": torch.backends.cudnn.version()}))
     torch.backends.cudnn.benchmark = True
     forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
     for s in shapes:
@@ -79,8 +80,10 @@ def peer(shapes, modes, effort):
 
 
 def lines(text):
+    """Times by shape and mode; and what the other lines say of the run."""
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}
+    about = {k: v for r in found if "shape" not in r for k, v in r.items()}
+    return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}, about
 
 
 def written(sets):
@@ -141,11 +144,11 @@ def main():
         near = {f"{name}/{i}": n for name, case in sets.items()
                 for i, n in enumerate(neighbours(case, args.neighbours, args.seed, GPU))}
         peers, what = what + ["--sets", written(sets)], what + ["--sets", written({**sets, **near})]
-    ours, theirs = lines(run([args.bench, *what])), {}
+    (ours, about), theirs, about_peer = lines(run([args.bench, *what])), {}, {}
     if args.peer:
-        theirs = lines(pathlib.Path(args.peer).read_text())
+        theirs, about_peer = lines(pathlib.Path(args.peer).read_text())
     elif importlib.util.find_spec("torch"):  # in a process of its own: PyTorch keeps memory
-        theirs = lines(run([sys.executable, __file__, "--only-peer", "--bench", args.bench, *peers]))
+        theirs, about_peer = lines(run([sys.executable, __file__, "--only-peer", "--bench", args.bench, *peers]))
     if args.random:
         below = cliffs({k: r for k, r in ours.items() if k[0] in sets}, {k: r for k, r in ours.items() if k[0] in near})
         ours = {k: r for k, r in ours.items() if k[0] in sets}
@@ -176,7 +179,7 @@ def main():
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-        head = json.dumps({"commit": commit, "gpu": gpu, "geometric_means": {
+        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **about, **about_peer, "geometric_means": {
             mode: {op: round(v, 3) for op, v in by_op.items()} for mode, by_op in means.items()}}, indent=1)
         times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
                  for key, r in ours.items()]

@@ -9,7 +9,8 @@
 // _cl is nhwc; fp32 is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels.
 // The time is a median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that
 // reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the
-// share of its limit that was reached.
+// share of its limit that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and
+// writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
@@ -107,6 +108,16 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
   std::fflush(stdout);
 }
 
+void copy() {
+  const Tensor from = randn({std::int64_t{1} << 28}, {DType::float32, kCuda}), to = Tensor::empty_like(from);
+  const auto stream = static_cast<cudaStream_t>(Context::current(kCuda).stream());
+  const double ms = milliseconds(kThorough, [&] {
+    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), to.bytes(), cudaMemcpyDeviceToDevice, stream),
+               "cudaMemcpyAsync");
+  });
+  std::printf("{\"copy_tbs\": %.3f}\n", 2e-9 * static_cast<double>(to.bytes()) / ms);
+}
+
 void list(const ConvShape& c) {
   const auto pair = [](const Size2& s) { return Shape{s.h, s.w}; };
   const auto& o = c.options;
@@ -144,6 +155,7 @@ int main(int argc, char** argv) {
     return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
   };
   manual_seed(1);
+  if (!only_list) copy();
   for (const ConvShape& c : all) {
     if (!shapes.empty() && !lists(shapes, c.name)) continue;
     if (only_list) {

@@ -135,6 +135,16 @@ TEST_F(TrainDecoder, InferDecoderReadsItsCheckpoints) {
   }
 }
 
+TEST_F(TrainDecoder, ClipsGradients) {
+  const auto trained = [&](const char* clip) {
+    expect_ok(run(with({"--steps", "9", "--clip", clip, "--out", std::string("run") + clip})));
+    return metrics(std::string("run") + clip);
+  };
+  const std::string free = trained("0");
+  EXPECT_EQ(trained("1e6"), free);   // no gradient is that large
+  EXPECT_NE(trained("1e-8"), free);  // as small as what Adam adds to their size
+}
+
 TEST_F(TrainDecoder, AShortRunHasALineOfMetrics) {
   expect_ok(run(with({"--steps", "2", "--out", "run"})));  // of 3 that make a line
   EXPECT_THAT(metrics("run"), StartsWith("step,epoch,loss,psnr,lr,code_lr\n2,"));

@@ -23,7 +23,7 @@ using tapedeck::Error;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Options, data, size, channels, model, latent, device, epochs, steps,
                                    minutes, batch, loss, ssim_weight, lr, code_lr, schedule, code_init,
-                                   code_stddev, unit_ball, ema, precision, seed, threads, workers,
+                                   code_stddev, unit_ball, clip, ema, precision, seed, threads, workers,
                                    checkpoint_every, sample_every, log_every)
 
 namespace {
@@ -142,6 +142,10 @@ std::vector<CLI::Option*> declare(CLI::App& app, Options& o) {
   how(app.add_option("--code-stddev", o.code_stddev, "Standard deviation of the codes at the start")
           ->check(within(0, 1e9)));
   how(app.add_flag("--unit-ball", o.unit_ball, "Keep every code within the unit ball"));
+  how(app.add_option("--clip", o.clip,
+                     "The norm above which the gradients of the decoder's weights, all together, are scaled\n"
+                     "down to it; 0: none")
+          ->check(within(0, 1e9)));
   how(app.add_option(
              "--ema", o.ema,
              "Decay of a moving average of the decoder's weights, e.g. 0.999, which\npictures and the "

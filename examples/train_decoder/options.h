@@ -44,6 +44,7 @@ struct Options {
   std::string code_init = "auto";
   double code_stddev = 0.2;
   bool unit_ball = false;
+  double clip = 0;
   double ema = 0;
   std::string precision = "highest";
   std::int64_t seed = 0;

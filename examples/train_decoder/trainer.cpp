@@ -210,6 +210,9 @@ Tensors Trainer::train_on(const Tensors& batch) {
   if (scaler_) {
     scaler_->unscale(decoder_.parameters());
     scaler_->unscale(codes_.parameters());
+  }
+  if (options_.clip > 0) optim::clip_grad_norm(decoder_.parameters(), options_.clip);
+  if (scaler_) {
     scaler_->step(*optimizer_);
     scaler_->update();
   } else {
