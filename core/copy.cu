@@ -104,22 +104,17 @@ bool same_bytes(const Tensor& in, const Tensor& out) {
   return in.dtype() == out.dtype() && in.layout() == out.layout();
 }
 
-bool is_pinned(const Tensor& x) {
-  cudaPointerAttributes attributes{};
-  check_cuda(cudaPointerGetAttributes(&attributes, x.read()), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeHost;
-}
-
 /// Copies bytes that are the same on both sides. The CPU's side may be reused when this returns: CUDA copies
-/// pageable memory to a buffer of its own first; what is read back, or page-locked, is waited for.
+/// pageable memory to a buffer of its own first, for which it may wait for the stream; what is read back, or
+/// page-locked, is waited for here.
 void copy_bytes(const Tensor& in, const Tensor& out) {
   const Device device = in.device().is_cuda() ? in.device() : out.device();
   const DeviceScope scope(device);
   const cudaStream_t stream = stream_of(device);
   check_cuda(cudaMemcpyAsync(out.raw(), in.read(), in.bytes(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-  const bool waits = out.device().is_cpu() || (in.device().is_cpu() && is_pinned(in));
-  if (!waits) return;
+  if (in.device().is_cuda() && out.device().is_cuda()) return;
   ++detail::synchronizations;
+  if (in.device().is_cpu() && !is_pinned(in)) return;
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 

@@ -57,6 +57,7 @@ class Copies final : public CopyStream {
     if (from.count() == 0) return;
     const DeviceScope scope(device_);
     order(stream_of(device_), stream_);
+    if (!is_pinned(from.device().is_cpu() ? from : to)) ++detail::synchronizations;  // CUDA may wait
     check_cuda(cudaMemcpyAsync(to.raw(), from.read(), from.bytes(), cudaMemcpyDefault, stream_),
                "cudaMemcpyAsync");
     kept_.push_back({from, to, memory_.record_event(stream_)});

@@ -135,6 +135,31 @@ TEST_F(CudaMemory, IsCountedByOpAndModule) {
   EXPECT_GE(conv, 512u * 3 * 6 * 6 * 4);
 }
 
+TEST_F(CudaMemory, CopiesThatMayWaitAreCounted) {
+  const Tensor pageable = Tensor::ones({1000}), there = Tensor::zeros({1000}, {.device = kCuda});
+  Tensor pinned;
+  {
+    const ContextScope scope(pinned_context());
+    pinned = Tensor::ones({1000});
+  }
+  const auto copies = CopyStream::make(kCuda);
+  const auto waits = [](const auto& f) {
+    const std::uint64_t before = synchronizations();
+    f();
+    return synchronizations() - before;
+  };
+  EXPECT_EQ(waits([&] { there.copy_(pageable); }), 1u);  // of CUDA, before it takes what is not page-locked
+  EXPECT_EQ(waits([&] { there.copy_(pinned); }), 1u);
+  EXPECT_EQ(waits([&] { pageable.copy_(there); }), 1u);
+  EXPECT_EQ(waits([&] { pinned.copy_(there); }), 1u);
+  EXPECT_EQ(waits([&] { there.copy_(there.clone().to(DType::float64)); }), 0u);
+  EXPECT_EQ(waits([&] { copies->copy(pageable, there); }), 1u);
+  EXPECT_EQ(waits([&] { copies->copy(there, pageable); }), 1u);
+  EXPECT_EQ(waits([&] { copies->copy(pinned, there); }), 0u);
+  EXPECT_EQ(waits([&] { copies->copy(there, pinned); }), 0u);
+  EXPECT_EQ(waits([&] { copies->join(); }), 0u);
+}
+
 /// A training step with all that one may have.
 struct Step {
   Tensors operator()(const Tensors& x) {
