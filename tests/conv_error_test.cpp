@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tapedeck/core/memory.h>
+
 #include "conv_paths.h"
+#include "cuda_support.h"
 
 namespace tapedeck::test {
 namespace {
@@ -12,26 +15,45 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-Tensor t(const Shape& shape, DType dtype = DType::float32) {
-  return Tensor::zeros(shape, {dtype});
-}
-
-std::string transposed(const Variable& x, const Variable& w, const ConvTranspose2dOptions& o = {},
-                       const Variable& bias = {}) {
-  return error_of([&] { conv_transpose2d(x, w, bias, o); });
-}
-std::string plain(const Variable& x, const Variable& w, const Conv2dOptions& o = {},
-                  const Variable& bias = {}) {
-  return error_of([&] { conv2d(x, w, bias, o); });
-}
-std::string weight_grad(const Variable& x, const Variable& gy, Size2 kernel,
-                        const ConvTranspose2dOptions& o = {}) {
-  return error_of([&] { conv_transpose2d_weight_grad(x, gy, kernel, o); });
-}
-
 const Shape kX{2, 4, 5, 6}, kW{4, 3, 3, 3};
 
-TEST(ConvErrors, Ranks) {
+class ConvErrors : public ::testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    if (GetParam().is_cuda()) require_cuda();
+  }
+
+  static Tensor t(const Shape& shape, DType dtype = DType::float32) {
+    return Tensor::zeros(shape, {dtype, GetParam()});
+  }
+
+  static std::string transposed(const Variable& x, const Variable& w, const ConvTranspose2dOptions& o = {},
+                                const Variable& bias = {}) {
+    return text_of([&] { conv_transpose2d(x, w, bias, o); });
+  }
+  static std::string plain(const Variable& x, const Variable& w, const Conv2dOptions& o = {},
+                           const Variable& bias = {}) {
+    return text_of([&] { conv2d(x, w, bias, o); });
+  }
+  static std::string weight_grad(const Variable& x, const Variable& gy, Size2 kernel,
+                                 const ConvTranspose2dOptions& o = {}) {
+    return text_of([&] { conv_transpose2d_weight_grad(x, gy, kernel, o); });
+  }
+
+ private:
+  /// f's error; expects that nothing was taken on the device before it.
+  template <class F>
+  static std::string text_of(F f) {
+    const std::uint64_t allocations = memory_stats(GetParam()).allocations;
+    std::string text = error_of(f);
+    if (text != "no error") {
+      EXPECT_EQ(memory_stats(GetParam()).allocations, allocations) << text;
+    }
+    return text;
+  }
+};
+
+TEST_P(ConvErrors, Ranks) {
   EXPECT_EQ(transposed(t({4, 5}), t(kW)),
             "conv_transpose2d: x [4,5] has rank 2; legal are 4, [n,c,h,w], and 3, [c,h,w]");
   EXPECT_EQ(transposed(t({1, 2, 4, 5, 6}), t(kW)),
@@ -44,7 +66,7 @@ TEST(ConvErrors, Ranks) {
               StartsWith("conv_transpose2d_weight_grad: gy [3,7] has rank 2"));
 }
 
-TEST(ConvErrors, GroupsAndChannels) {
+TEST_P(ConvErrors, GroupsAndChannels) {
   EXPECT_EQ(transposed(t(kX), t(kW), {.groups = 0}),
             "conv_transpose2d: groups 0 is not legal; legal is 1 or more");
   EXPECT_EQ(transposed(t(kX), t(kW), {.groups = -2}),
@@ -67,7 +89,7 @@ TEST(ConvErrors, GroupsAndChannels) {
               HasSubstr("groups 2 does not divide the 3 channels of gy [2,3,7,8]"));
 }
 
-TEST(ConvErrors, Parameters) {
+TEST_P(ConvErrors, Parameters) {
   EXPECT_EQ(transposed(t(kX), t(kW), {.stride = {0, 1}}),
             "conv_transpose2d: stride_h 0 is not legal; legal is 1 to 2147483647");
   EXPECT_EQ(transposed(t(kX), t(kW), {.stride = {1, -1}}),
@@ -89,7 +111,7 @@ TEST(ConvErrors, Parameters) {
             "conv2d: dilation_w 0 is not legal; legal is 1 to 2147483647");
 }
 
-TEST(ConvErrors, OutputPadding) {
+TEST_P(ConvErrors, OutputPadding) {
   EXPECT_EQ(transposed(t(kX), t(kW), {.stride = {3, 2}, .output_padding = {2, 2}}),
             "conv_transpose2d: output_padding_w 2 is not legal with stride_w 2 and dilation_w 1; legal is 0 "
             "to 1");
@@ -102,7 +124,7 @@ TEST(ConvErrors, OutputPadding) {
               HasSubstr("legal is 0 to 2"));
 }
 
-TEST(ConvErrors, OutputSize) {
+TEST_P(ConvErrors, OutputSize) {
   EXPECT_EQ(transposed(t(kX), t(kW), {.stride = 2, .output_size = {11, 15}}),
             "conv_transpose2d: output_size_w 15 is not legal for x [2,4,5,6]; legal is 13 to 14");
   EXPECT_EQ(transposed(t(kX), t(kW), {.stride = 2, .output_size = {10, 13}}),
@@ -113,7 +135,7 @@ TEST(ConvErrors, OutputSize) {
             "conv_transpose2d: output_size has a size of -1; legal is 0 or more");
 }
 
-TEST(ConvErrors, Bias) {
+TEST_P(ConvErrors, Bias) {
   EXPECT_EQ(transposed(t(kX), t({4, 3, 3, 3}), {.groups = 2}, t({3})),
             "conv_transpose2d: bias [3] does not fit 6 output channels; legal is [6]");
   EXPECT_EQ(transposed(t(kX), t(kW), {}, t({1, 3})),
@@ -122,7 +144,7 @@ TEST(ConvErrors, Bias) {
             "conv2d: bias [4] does not fit 3 output channels; legal is [3]");
 }
 
-TEST(ConvErrors, ResultsWithoutPositions) {
+TEST_P(ConvErrors, ResultsWithoutPositions) {
   EXPECT_EQ(transposed(t({1, 4, 1, 6}), t(kW), {.padding = {2, 0}}),
             "conv_transpose2d: the output size_h of x [1,4,1,6] would be -1; legal is 1 or more: lower "
             "padding_h 2");
@@ -133,7 +155,7 @@ TEST(ConvErrors, ResultsWithoutPositions) {
             "dilation_h 1 spans 3 of 2 padded positions");
 }
 
-TEST(ConvErrors, Pixels) {
+TEST_P(ConvErrors, Pixels) {
   for (const Shape& shape : {Shape{2, 4, 0, 6}, Shape{2, 4, 5, 0}, Shape{4, 0, 6}}) {
     EXPECT_EQ(
         transposed(t(shape), t(kW)),
@@ -142,7 +164,7 @@ TEST(ConvErrors, Pixels) {
   }
 }
 
-TEST(ConvErrors, Kinds) {
+TEST_P(ConvErrors, Kinds) {
   EXPECT_EQ(transposed(t(kX), t(kW, DType::float64)), "conv_transpose2d: x is float32 but weight is float64");
   EXPECT_EQ(transposed(t(kX), t(kW), {}, t({3}, DType::bfloat16)),
             "conv_transpose2d: x is float32 but bias is bfloat16");
@@ -156,13 +178,21 @@ TEST(ConvErrors, Kinds) {
   EXPECT_EQ(plain(t(kX), {}), "conv2d: weight is undefined");
 }
 
-TEST(ConvErrors, WeightGradWantsTheShapeOfTheResult) {
+TEST_P(ConvErrors, Devices) {
+  if (GetParam().is_cpu()) return;
+  EXPECT_EQ(transposed(t(kX), Tensor::zeros(kW)), "conv_transpose2d: x is on cuda:0 but weight is on cpu");
+  EXPECT_EQ(plain(Tensor::zeros(kX), t({3, 4, 3, 3})), "conv2d: x is on cpu but weight is on cuda:0");
+  EXPECT_EQ(transposed(t(kX), t(kW), {}, Tensor::zeros({3})),
+            "conv_transpose2d: x is on cuda:0 but bias is on cpu");
+}
+
+TEST_P(ConvErrors, WeightGradWantsTheShapeOfTheResult) {
   EXPECT_EQ(weight_grad(t(kX), t({2, 3, 7, 9}), 3),
             "conv_transpose2d_weight_grad: gy [2,3,7,9] does not fit x [2,4,5,6]; legal is [2,3,7,8]");
   EXPECT_THAT(weight_grad(t(kX), t({3, 3, 7, 8}), 3), HasSubstr("legal is [2,3,7,8]"));
 }
 
-TEST(ConvErrors, CountsBeyond64Bits) {
+TEST_P(ConvErrors, CountsBeyond64Bits) {
   // (3 - 1)*(2^31 - 1) + 1 rows and as many columns: about 2^64.
   EXPECT_THAT(
       transposed(t({1, 1, 3, 3}), t({1, 1, 1, 1}), {.stride = 2147483647}),
@@ -174,10 +204,12 @@ TEST(ConvErrors, CountsBeyond64Bits) {
               HasSubstr("stride_h 2147483648 is not legal; legal is 1 to 2147483647"));
 }
 
-TEST(ConvErrors, ZeroBatchIsNoError) {
-  for_each_path([] {
-    const Variable x = Variable::parameter(t({0, 4, 5, 6})), w = Variable::parameter(Tensor::ones(kW)),
-                   b = Variable::parameter(Tensor::ones({3}));
+TEST_P(ConvErrors, ZeroBatchIsNoError) {
+  const auto check_zero_batch = [] {
+    const TensorOptions options{.device = GetParam()};
+    const Variable x = Variable::parameter(t({0, 4, 5, 6})),
+                   w = Variable::parameter(Tensor::ones(kW, options)),
+                   b = Variable::parameter(Tensor::ones({3}, options));
     Tape tape;
     const Variable y = conv_transpose2d(x, w, b, {.stride = 2});
     EXPECT_EQ(y.shape(), (Shape{0, 3, 11, 13}));
@@ -185,10 +217,14 @@ TEST(ConvErrors, ZeroBatchIsNoError) {
     EXPECT_EQ(g[0].shape(), x.shape());
     EXPECT_EQ(g[1].tensor().to_vector<float>(), std::vector<float>(108, 0.f));
     EXPECT_EQ(g[2].tensor().to_vector<float>(), std::vector<float>(3, 0.f));
-  });
+  };
+  GetParam().is_cpu() ? for_each_path(check_zero_batch) : check_zero_batch();
 }
 
-TEST(ConvErrors, UnknownAlgorithmsAreNamed) {
+INSTANTIATE_TEST_SUITE_P(Devices, ConvErrors, ::testing::Values(Device{}, kCuda),
+                         [](const auto& instance) { return instance.param.is_cpu() ? "cpu" : "cuda"; });
+
+TEST(ConvAlgorithms, UnknownOnesAreNamed) {
   EXPECT_EQ(parse_conv_algorithm("reference"), ConvAlgorithm::reference);
   EXPECT_EQ(parse_conv_algorithm("automatic"), ConvAlgorithm::automatic);
   EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),

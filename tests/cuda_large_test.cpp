@@ -61,19 +61,23 @@ Tensor over_nan(const Shape& shape, const TensorOptions& options, F f) {
 }
 
 // <y, y> = <x, gx> = <w, gw> for the gradients of y itself. What is not rounded obeys to the bit: all but the
-// gradients of bfloat16, whose roundings are independent of each other.
+// gradients of the half types, whose roundings are independent of each other. float16 would not hold weight
+// gradients, which are sums of up to 8 million pixels: x is made smaller, by a power of two.
 TEST_F(CudaLarge, TheAdjointIdentityHoldsAtFullSize) {
   manual_seed(3);
   for (const bench::ConvShape& c : bench::kConvShapes) {
     const auto& o = c.options;
     for (const auto& [dtype, precision] : {std::pair(DType::float32, Precision::highest),
                                            {DType::float32, Precision::high},
-                                           {DType::bfloat16, Precision::highest}}) {
+                                           {DType::bfloat16, Precision::highest},
+                                           {DType::float16, Precision::highest}}) {
       for (Layout layout : {Layout::nchw, Layout::nhwc}) {
         SCOPED_TRACE(concat(c.name, " ", dtype, precision == Precision::high ? " high " : " ", layout));
         set_float32_precision(precision);
         const TensorOptions images{dtype, kCuda, layout}, rows{dtype, kCuda};
-        const Tensor x = signs(c.x(), dtype, layout), w = signs(c.weight(), dtype);
+        const double unit = dtype == DType::float16 ? 0x1p-8 : 1;
+        const Tensor x = (Variable(signs(c.x(), dtype, layout)) * unit).tensor(),
+                     w = signs(c.weight(), dtype);
         const Shape y_shape = conv_transpose2d_geometry(x, w, {}, o).y_shape();
         const Tensor y = over_nan(y_shape, images, [&] { return conv_transpose2d(x, w, {}, o); });
         const Tensor gx = over_nan(c.x(), images, [&] {
@@ -81,7 +85,10 @@ TEST_F(CudaLarge, TheAdjointIdentityHoldsAtFullSize) {
         });
         const Tensor gw =
             over_nan(c.weight(), rows, [&] { return conv_transpose2d_weight_grad(x, y, c.kernel, o); });
-        const double expected = dot(y, y), slack = dtype == DType::bfloat16 ? 3e-4 * expected : 0;
+        const double rounding = dtype == DType::bfloat16  ? 3e-4
+                                : dtype == DType::float16 ? 4e-5
+                                                          : 0,
+                     expected = dot(y, y), slack = rounding * expected;
         EXPECT_GT(expected, 0);
         EXPECT_NEAR(dot(x, gx), expected, slack);
         EXPECT_NEAR(dot(w, gw), expected, slack);
@@ -96,8 +103,8 @@ double differences(const Tensor& a, const Tensor& b) {
   return sum(ne(a, b)).item();
 }
 
-// More than 2^31 elements in x or y, or both, in 16 bits. A layer is some 0.15 s for each algorithm and
-// layout on an H200: 4.3 GB are read or written about 30 times.
+// More than 2^31 elements in x or y, or both. A layer in 16 bits is some 0.15 s for each algorithm and layout
+// on an H200: 4.3 GB are read or written about 30 times.
 TEST_F(CudaLarge, ConvolutionsOfManyElements) {
   using enum ConvAlgorithm;
   struct Layer {
@@ -105,12 +112,21 @@ TEST_F(CudaLarge, ConvolutionsOfManyElements) {
     Conv2dOptions options;
     std::vector<ConvAlgorithm> algorithms;
     std::vector<Layout> layouts = {Layout::nchw, Layout::nhwc};
+    DType dtype = DType::bfloat16;
   };
   const Layer layers[] = {
       // Many elements on both sides: products of tiles on tensor cores, gathered or over boxes.
       {{32800, 64, 32, 32}, {64, 64, 3, 3}, {.padding = 1}, {tensor, wgmma, boxes}},
       // In y alone, whose columns have two phases.
       {{32800, 64, 16, 16}, {64, 64, 4, 4}, {.stride = 2, .padding = 1}, {automatic}},
+      // The same in float32, some 40 GB: as scaled halves where the dispatcher may choose, and as three
+      // products.
+      {{32800, 64, 16, 16},
+       {64, 64, 4, 4},
+       {.stride = 2, .padding = 1},
+       {automatic, wgmma},
+       {Layout::nchw, Layout::nhwc},
+       DType::float32},
       // Groups of few channels: rows in shared memory.
       {{65600, 32, 32, 32}, {32, 8, 3, 5}, {.padding = {1, 2}, .groups = 4}, {strip}},
       // A channel a group, on both sides and in y alone.
@@ -122,26 +138,26 @@ TEST_F(CudaLarge, ConvolutionsOfManyElements) {
       {{8800, 1, 500, 500}, {1, 1, 3, 3}, {.padding = 1}, {automatic}, {Layout::nchw}},
   };
   manual_seed(4);
-  const DType half = DType::bfloat16;
   for (const Layer& layer : layers) {
     const auto& o = layer.options;
+    const DType dtype = layer.dtype;
     const ConvTranspose2dOptions up{.stride = o.stride, .padding = o.padding, .groups = o.groups};
     const Size2 kernel(layer.w[2], layer.w[3]);
     for (Layout layout : layer.layouts) {
       empty_cache(kCuda);
-      const Tensor x = signs(layer.x, half, layout), w = signs(layer.w, half);
+      const Tensor x = signs(layer.x, dtype, layout), w = signs(layer.w, dtype);
       const Shape y_shape = conv_transpose2d_geometry(x, w, {}, up).y_shape();
       ASSERT_GT(std::max(x.count(), y_shape.count()), std::int64_t{1} << 31);
-      const Tensor gy = signs(y_shape, half, layout);
+      const Tensor gy = signs(y_shape, dtype, layout);
       // Of parts, and in float32, that sums over all of them have no rounding.
       Variable gw_sum = Tensor::zeros(layer.w, {.device = kCuda});
       for_each_part(gy, 1 << 28, [&](std::int64_t begin, std::int64_t end) {
         const auto part = [&](const Tensor& t) { return t.slice(begin, end).to(DType::float32); };
         gw_sum = gw_sum + conv_transpose2d_weight_grad(part(x), part(gy), kernel, up);
       });
-      const Tensor gw_expected = gw_sum.tensor().to(half);
+      const Tensor gw_expected = gw_sum.tensor().to(dtype);
       for (ConvAlgorithm algorithm : layer.algorithms) {
-        SCOPED_TRACE(concat(layer.x, " ", layer.w, " ", layout, " ", algorithm));
+        SCOPED_TRACE(concat(layer.x, " ", layer.w, " ", dtype, " ", layout, " ", algorithm));
         set_conv_algorithm(algorithm);
         const Tensor y = conv_transpose2d(x, w, {}, up).tensor(), gx = conv2d(gy, w, {}, o).tensor();
         EXPECT_EQ(differences(conv_transpose2d_weight_grad(x, gy, kernel, up).tensor(), gw_expected), 0);
