@@ -83,26 +83,29 @@ Trained train(bool captured, int steps, std::uint64_t reseed_at = 1000000) {
 }
 
 TEST_F(CudaCapturedStep, ReplaysEqualEagerStepsToTheBit) {
-  const Trained eager = train(false, 1000), captured = train(true, 1000);
+  const int steps = is_sanitized() ? 10 : 1000;  // each size eager, and captured
+  const Trained eager = train(false, steps), captured = train(true, steps);
   EXPECT_EQ(eager.graphs, 0u);
   EXPECT_EQ(captured.graphs, 2u);
   EXPECT_EQ(captured.losses, eager.losses);
   EXPECT_EQ(captured.state, eager.state);
   EXPECT_EQ(captured.draws, eager.draws);
-  EXPECT_LT(eager.losses.back(), 0.7 * eager.losses.front());
+  if (steps == 1000) {
+    EXPECT_LT(eager.losses.back(), 0.7 * eager.losses.front());
+  }
 }
 
-/// The losses of 50 steps of a real decoder, and what it and its optimizer hold after them, on the host.
+/// The losses of steps of a real decoder, and what it and its optimizer hold after them, on the host.
 std::pair<std::vector<double>, Tensors> train_decoder(const char* name, DType products, bool captured) {
   manual_seed(5);
-  bench::Training training(name, 64, kCuda);
+  bench::Training training(name, is_sanitized() ? 4 : 64, kCuda);
   const auto run = [&](const Tensors& x) {
     const Autocast scope(products);
     return training.step(x);
   };
   CapturedStep step(kCuda, run);
   std::pair<std::vector<double>, Tensors> result;
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < (is_sanitized() ? 3 : 50); ++i) {
     const Tensors batch{(Variable(training.codes) * (1 + 0.1 * (i % 3))).tensor(), training.images};
     result.first.push_back((captured ? step(batch) : run(batch))[0].item());
   }
@@ -114,17 +117,21 @@ std::pair<std::vector<double>, Tensors> train_decoder(const char* name, DType pr
 }
 
 TEST_F(CudaCapturedStep, DecodersReplayTheirEagerStepsToTheBit) {
+  Share share;
   for (const char* name : {"vae", "dcgan"}) {
     for (const auto& [precision, products] : {std::pair(Precision::highest, DType::float32),
                                               {Precision::high, DType::float32},
                                               {Precision::highest, DType::bfloat16}}) {
+      if (!share.takes_next()) continue;
       SCOPED_TRACE(concat(name, " ", products, precision == Precision::high ? " high" : " highest"));
       set_float32_precision(precision);
       const auto [losses, state] = train_decoder(name, products, false);
       const auto [replayed_losses, replayed_state] = train_decoder(name, products, true);
       set_float32_precision(Precision::highest);
       EXPECT_EQ(replayed_losses, losses);
-      EXPECT_LT(losses.back(), losses.front());
+      if (!is_sanitized()) {
+        EXPECT_LT(losses.back(), losses.front());
+      }
       ASSERT_EQ(replayed_state.size(), state.size());
       for (std::size_t i = 0; i < state.size(); ++i) {
         EXPECT_EQ(std::memcmp(replayed_state[i].raw(), state[i].raw(), state[i].bytes()), 0) << i;

@@ -32,6 +32,9 @@ class CudaStreams : public CudaTest {
   Context context(int k) const { return Context(kCuda, streams_[k]); }
 
   cudaStream_t streams_[2] = {};
+  /// Of matrices whose products take so long that the CPU is far ahead; small ones for a sanitizer.
+  const int side_ = is_sanitized() ? 128 : 4096;
+  const int repeats_ = is_sanitized() ? 4 : 10;
 };
 
 TEST_F(CudaStreams, BlocksGoToAnotherStreamOnlyBehindEvents) {
@@ -39,22 +42,21 @@ TEST_F(CudaStreams, BlocksGoToAnotherStreamOnlyBehindEvents) {
   // first would see that.
   empty_cache(kCuda);
   const Context first = context(0), second = context(1);
-  constexpr std::int64_t kSide = 4096;
-  for (int repeat = 0; repeat < 10; ++repeat) {
+  for (int repeat = 0; repeat < repeats_; ++repeat) {
     Tensor result;
     {
       const ContextScope scope(first);
-      const Variable x = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+      const Variable x = Tensor::full({side_, side_}, 1.0 / side_, {.device = kCuda});
       Variable product = x;
       for (int i = 0; i < 10; ++i) product = matmul(product, x);
       result = product.tensor();
     }
     {
       const ContextScope scope(second);
-      for (int i = 0; i < 20; ++i) Tensor::full({kSide, kSide}, kNan, {.device = kCuda});
+      for (int i = 0; i < 20; ++i) Tensor::full({side_, side_}, kNan, {.device = kCuda});
     }
     const ContextScope scope(first);
-    EXPECT_NEAR(sum(result).item(), kSide, 1);
+    EXPECT_NEAR(sum(result).item(), side_, 1);
   }
 }
 
@@ -63,11 +65,10 @@ TEST_F(CudaStreams, ATensorThatIsDroppedWhileAnotherStreamReadsItStays) {
   empty_cache(kCuda);
   const Context first = context(0), second = context(1);
   const ContextScope scope(first);
-  constexpr std::int64_t kSide = 4096;
-  const Variable work = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+  const Variable work = Tensor::full({side_, side_}, 1.0 / side_, {.device = kCuda});
   std::uint64_t taken = 0;
-  for (int repeat = 0; repeat < 10; ++repeat) {
-    Variable x = Tensor::full({kSide, kSide}, 2, {.device = kCuda});
+  for (int repeat = 0; repeat < repeats_; ++repeat) {
+    Variable x = Tensor::full({side_, side_}, 2, {.device = kCuda});
     ASSERT_EQ(cudaStreamSynchronize(streams_[0]), cudaSuccess);
     Variable total;
     {
@@ -77,9 +78,9 @@ TEST_F(CudaStreams, ATensorThatIsDroppedWhileAnotherStreamReadsItStays) {
       total = sum(x) + 0.0 * sum(product);
     }
     x = {};
-    for (int i = 0; i < 20; ++i) Tensor::full({kSide, kSide}, kNan, {.device = kCuda});
+    for (int i = 0; i < 20; ++i) Tensor::full({side_, side_}, kNan, {.device = kCuda});
     const ContextScope scope_of_second(second);
-    EXPECT_EQ(total.item(), 2.0 * kSide * kSide);
+    EXPECT_EQ(total.item(), 2.0 * side_ * side_);
     if (repeat == 2) taken = memory_stats(kCuda).device_allocations;
   }
   EXPECT_EQ(memory_stats(kCuda).device_allocations, taken) << "what was waited for was not used again";
@@ -88,21 +89,20 @@ TEST_F(CudaStreams, ATensorThatIsDroppedWhileAnotherStreamReadsItStays) {
 TEST_F(CudaStreams, ATensorThatIsDroppedWhileItIsCopiedToStays) {
   const Context first = context(0);
   const ContextScope scope(first);
-  constexpr std::int64_t kSide = 4096;
   Tensor from;
   {
     const ContextScope pinned(pinned_context());
-    from = Tensor::full({kSide, kSide}, 3);
+    from = Tensor::full({side_, side_}, 3);
   }
   const auto copies = CopyStream::make(kCuda);
-  Variable product = Tensor::full({kSide, kSide}, 1.0 / kSide, {.device = kCuda});
+  Variable product = Tensor::full({side_, side_}, 1.0 / side_, {.device = kCuda});
   for (int i = 0; i < 10; ++i) product = matmul(product, product);
-  Tensor to = Tensor::empty({kSide, kSide}, {.device = kCuda});
+  Tensor to = Tensor::empty({side_, side_}, {.device = kCuda});
   copies->copy(from, to);  // begins after the products
   to = {};
-  const Tensor ones = Tensor::full({kSide, kSide}, 1, {.device = kCuda});
+  const Tensor ones = Tensor::full({side_, side_}, 1, {.device = kCuda});
   copies->join();
-  EXPECT_EQ(sum(ones).item(), kSide * kSide);
+  EXPECT_EQ(sum(ones).item(), side_ * side_);
 }
 
 /// A step from x[0] towards x[1]; its loss.

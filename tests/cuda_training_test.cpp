@@ -163,7 +163,8 @@ TEST_F(CudaTraining, Optimizers) {
   }
 }
 
-std::vector<double> losses(DType dtype, Device device) {
+/// Of so many steps, and after them of the model as it is used then.
+std::vector<double> losses(DType dtype, Device device, int steps = 20) {
   Generator generator(5);
   SmallDecoder model(generator);
   model.to(dtype);
@@ -172,7 +173,7 @@ std::vector<double> losses(DType dtype, Device device) {
   const Tensor z = random_tensor({16, 6}, {DType::float32}, -1, 1, 1).to(dtype).to(device);
   const Tensor image = random_tensor({16, 3, 6, 6}, {DType::float32}, 0, 1, 2).to(dtype).to(device);
   std::vector<double> trace;
-  for (int step = 0; step < 20; ++step) {
+  for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
     Tape tape;
     const Variable loss = nn::mse_loss(model(z), image);
@@ -186,14 +187,19 @@ std::vector<double> losses(DType dtype, Device device) {
 }
 
 TEST_F(CudaTraining, ADecoderTrainsAsOnTheCpu) {
-  const auto exact = losses(DType::float64, Device{});
-  EXPECT_LT(exact[19], 0.5 * exact[0]);
+  const int steps = is_sanitized() ? 3 : 20;
+  const auto exact = losses(DType::float64, Device{}, steps);
+  if (steps == 20) {
+    EXPECT_LT(exact[19], 0.5 * exact[0]);
+  }
   for (DType dtype : {DType::float64, DType::float32}) {
-    const auto got = losses(dtype, kCuda);
+    const auto got = losses(dtype, kCuda, steps);
     for (std::size_t i = 0; i < exact.size(); ++i) {
       EXPECT_NEAR(got[i], exact[i], (dtype == DType::float64 ? 1e-10 : 1e-4) * exact[i]) << i;
     }
-    EXPECT_EQ(losses(dtype, kCuda), got);
+    if (!is_sanitized()) {
+      EXPECT_EQ(losses(dtype, kCuda), got);
+    }
   }
 }
 

@@ -158,7 +158,12 @@ struct Trace {
   std::vector<double> losses, rates;
 };
 
-/// 100 training steps of M on `device`, from the stored weights on the stored data.
+/// A sanitizer has seen all kernels of a step after the first, and those of an optimizer's state after two.
+int steps() {
+  return is_sanitized() ? 2 : 100;
+}
+
+/// Training steps of M on `device`, from the stored weights on the stored data.
 template <class M>
 Trace train(const TensorMap& pack, const std::string& model, const std::string& optimizer_name,
             const std::string& schedule_name, DType dtype, Device device) {
@@ -178,7 +183,7 @@ Trace train(const TensorMap& pack, const std::string& model, const std::string& 
   const auto data = [&](const char* key) { return pack.at(model + key).to(dtype).to(device); };
   const Tensor x = data("/data0"), y = data("/data1");
   Trace trace;
-  for (std::int64_t i = 0; i < 100; ++i) {
+  for (std::int64_t i = 0; i < steps(); ++i) {
     trace.rates.push_back(optimizer->groups()[0].lr);
     optimizer->zero_grad();
     Tape tape;
@@ -194,8 +199,8 @@ Trace train(const TensorMap& pack, const std::string& model, const std::string& 
 
 double worst_relative(const std::vector<double>& ours, const std::vector<double>& theirs) {
   double worst = 0;
-  for (std::size_t i = 0; i < theirs.size(); ++i) {
-    worst = std::max(worst, std::abs(ours.at(i) - theirs[i]) / std::abs(theirs[i]));
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    worst = std::max(worst, std::abs(ours[i] - theirs.at(i)) / std::abs(theirs.at(i)));
   }
   return worst;
 }
@@ -204,10 +209,13 @@ double worst_relative(const std::vector<double>& ours, const std::vector<double>
 template <class M>
 void compare_traces(const std::string& model, Device device = {}, double single_tolerance = 1e-5) {
   const TensorMap pack = read("traces.safetensors");
-  std::size_t compared = 0;
+  std::size_t stored = 0;
+  Share share;
   for (const auto& [name, tensor] : pack) {
     const std::string end = "/losses_float64";
     if (!name.starts_with(model + "/") || !name.ends_with(end)) continue;
+    ++stored;
+    if (!share.takes_next()) continue;
     const std::string key = name.substr(0, name.size() - end.size());
     const std::string run = key.substr(model.size() + 1);
     const auto slash = run.find('/');
@@ -223,9 +231,8 @@ void compare_traces(const std::string& model, Device device = {}, double single_
     if (!scheduler.empty()) {
       EXPECT_LE(worst_relative(exact.rates, pack.at(key + "/lr").to_vector<double>()), 1e-9) << key;
     }
-    ++compared;
   }
-  EXPECT_EQ(compared, optimizers().size() + schedules().size());
+  EXPECT_EQ(stored, optimizers().size() + schedules().size());
 }
 
 TEST(Parity, VaeTraces) {
