@@ -2,6 +2,7 @@
 #include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/core/pinned.cuh>
 
 #include <cstring>
 
@@ -139,6 +140,12 @@ void copy_across(const Tensor& in, const Tensor& out) {
 }
 
 }  // namespace
+
+bool is_pinned(const Tensor& x) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, x.read()), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeHost;
+}
 
 void copy(const Tensor& in, const Tensor& out) {
   if (in.device() != out.device()) {

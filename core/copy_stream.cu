@@ -4,6 +4,7 @@
 #include <deque>
 
 #include <tapedeck/core/cuda.cuh>
+#include <tapedeck/core/pinned.cuh>
 
 namespace tapedeck::cu {
 

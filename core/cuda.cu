@@ -197,12 +197,6 @@ bool caches_memory() {
   return cache == nullptr || std::string_view(cache) != "0";
 }
 
-bool is_pinned(const Tensor& x) {
-  cudaPointerAttributes attributes{};
-  check_cuda(cudaPointerGetAttributes(&attributes, x.read()), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeHost;
-}
-
 DeviceMemory& device_memory(Device device) {
   return state_of(device).memory;
 }

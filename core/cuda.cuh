@@ -41,9 +41,6 @@ DeviceMemory& device_memory(Device device);
 /// False when TAPEDECK_CUDA_CACHE=0 turns the caching allocator off, for memory checkers.
 bool caches_memory();
 
-/// Whether a tensor on the CPU is in page-locked memory, which copies take without waiting for their stream.
-bool is_pinned(const Tensor& x);
-
 /// `count` uninitialised elements for the kernels of one call. The destructor gives them back to the stream's
 /// cache, where they stay until what was queued before is done.
 template <class T>

@@ -29,8 +29,7 @@ std::string to_string(Device device);
 
 /// Returns when all work that was queued on the device is done. Work on the CPU always is.
 void synchronize(Device device);
-/// How often the program has waited for a GPU so far, or may have, where CUDA copies from memory that is not
-/// page-locked: never in a step that reads nothing back, with batches of a pinned loader.
+/// How often the program has waited for a GPU so far, or may have, as copies of pageable memory do.
 std::uint64_t synchronizations();
 
 namespace detail {
