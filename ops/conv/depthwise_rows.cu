@@ -187,8 +187,13 @@ constexpr int reach(bool high) {
   return most;
 }
 
+/// Blocks of a multiprocessor, at least, that registers are left for: as many as leave 16-bit types at stride
+/// 1 enough, which have a whole vector of pixels.
+template <class T, int S>
+constexpr int kForwardBlocks = S == 1 && sizeof(T) == 2 ? 3 : 4;
+
 template <class T, int K, int S, int P>
-__global__ void __launch_bounds__(kBlock, 4)
+__global__ void __launch_bounds__(kBlock, kForwardBlocks<T, S>)
     depthwise_rows_forward_kernel(const __grid_constant__ Arguments a) {
   constexpr int kPixels = Windows<T, K, S, P>::kPixels, kOwn = kPixels * S;
   constexpr int kLow = reach<K, S, P>(false), kHigh = reach<K, S, P>(true), kRows = kHigh - kLow + 1;
