@@ -1,5 +1,7 @@
 // The definition, gathered: formulas and contract as in reference.cpp. A thread has a result of a map, a
 // block one of a weight gradient, which are few and have as many terms as there are pixels.
+#include <algorithm>
+
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/core/launch.cuh>
 
@@ -75,34 +77,38 @@ void plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, c
   });
 }
 
-/// A block has one result: thread t the sums of rows t, t + kThreads, ... of x, of all images; the threads'
-/// sums are added pairwise.
+constexpr std::int64_t kMostBlocks = 1 << 16;
+
+/// A block has one result at a time: thread t the sums of rows t, t + kThreads, ... of x, of all images; the
+/// threads' sums are added pairwise.
 template <class V>
 __global__ void __launch_bounds__(kThreads)
     correlation_kernel(ConvTranspose2dGeometry g, Places a, Places b, Places out, Reader<V> left,
-                       Reader<V> right, Writer<V> to) {
+                       Reader<V> right, Writer<V> to, std::int64_t results) {
   __shared__ V sums[kThreads];
-  const std::int64_t i = blockIdx.x;
-  std::int64_t p[4];  // ci, co, kh, kw
-  out.position(i, p);
-  const std::int64_t channel = p[0] / g.group_ci() * g.group_co() + p[1];
-  const std::int64_t h_begin = g.h.input_begin(p[2]), h_end = g.h.input_end(p[2]);
-  const std::int64_t w_begin = g.w.input_begin(p[3]), w_end = g.w.input_end(p[3]);
-  V sum = 0;
-  const std::int64_t rows = h_end > h_begin ? h_end - h_begin : 0;
-  for (std::int64_t row = threadIdx.x; row < g.n * rows; row += kThreads) {
-    const std::int64_t n = row / rows, ih = h_begin + row % rows;
-    for (std::int64_t iw = w_begin; iw < w_end; ++iw) {
-      sum +=
-          left[a.at(n, p[0], ih, iw)] * right[b.at(n, channel, g.h.output(ih, p[2]), g.w.output(iw, p[3]))];
+  for (std::int64_t i = blockIdx.x; i < results; i += gridDim.x) {
+    std::int64_t p[4];  // ci, co, kh, kw
+    out.position(i, p);
+    const std::int64_t channel = p[0] / g.group_ci() * g.group_co() + p[1];
+    const std::int64_t h_begin = g.h.input_begin(p[2]), h_end = g.h.input_end(p[2]);
+    const std::int64_t w_begin = g.w.input_begin(p[3]), w_end = g.w.input_end(p[3]);
+    V sum = 0;
+    const std::int64_t rows = h_end > h_begin ? h_end - h_begin : 0;
+    for (std::int64_t row = threadIdx.x; row < g.n * rows; row += kThreads) {
+      const std::int64_t n = row / rows, ih = h_begin + row % rows;
+      for (std::int64_t iw = w_begin; iw < w_end; ++iw) {
+        sum +=
+            left[a.at(n, p[0], ih, iw)] * right[b.at(n, channel, g.h.output(ih, p[2]), g.w.output(iw, p[3]))];
+      }
     }
-  }
-  sums[threadIdx.x] = sum;
-  for (int half = kThreads / 2; half > 0; half /= 2) {
+    sums[threadIdx.x] = sum;
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) to.write(i, sums[0]);
     __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) to.write(i, sums[0]);
 }
 
 template <class V>
@@ -110,8 +116,9 @@ void correlation(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
   if (w.count() == 0) return;
   const DeviceScope scope(w.device());
   const char* const op = "conv_transpose2d_weight_grad";
-  correlation_kernel<V><<<grid_size(op, w.count()), kThreads, 0, stream_of(w.device())>>>(
-      g, Places(x), Places(y), Places(w), Reader<V>(x), Reader<V>(y), Writer<V>(w));
+  const std::int64_t blocks = std::min(w.count(), kMostBlocks);
+  correlation_kernel<V><<<grid_size(op, blocks), kThreads, 0, stream_of(w.device())>>>(
+      g, Places(x), Places(y), Places(w), Reader<V>(x), Reader<V>(y), Writer<V>(w), w.count());
   check_launch(op);
 }
 
