@@ -62,6 +62,17 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   EXPECT_THAT(to_string(e), HasSubstr("1.6 MB, workspace 3.0 MB, at least"));
 }
 
+TEST(CudaConvExplain, TakesDepthwiseKernelsOfManyGroups) {
+  const Layer many{{1, 70000, 4, 4}, {70000, 1, 3, 3}, {.padding = 1, .groups = 70000}};
+  for (Layout layout : {nchw, nhwc}) {
+    const ConvExplanation e = many.on(DType::float32, layout);
+    for (const ConvChoice& choice : {e.forward, e.input_gradient, e.weight_gradient})
+      EXPECT_EQ(choice.kernel, "depthwise");
+  }
+  const Layer two{{1, 140000, 4, 4}, {140000, 2, 3, 3}, {.padding = 1, .groups = 70000}};
+  EXPECT_EQ(choices(two.on(DType::float32, nchw)), "reference, reference, reference");
+}
+
 std::string choices_of(const char* shape, DType dtype, Layout layout, bool has_wgmma = true) {
   const auto c = std::ranges::find(bench::kConvShapes, std::string_view(shape),
                                    [](const bench::ConvShape& s) -> std::string_view { return s.name; });

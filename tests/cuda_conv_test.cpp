@@ -33,6 +33,13 @@ const char* only_algorithm() {
   return std::getenv("TAPEDECK_CONV_ALGORITHM");
 }
 
+ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
+  const auto axis = [&](int a) {
+    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
+  };
+  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
+}
+
 /// Whether an algorithm that is forced computes any of a layer. What counts as `automatic` has runs of its
 /// own under the sanitizers, each of which has one algorithm.
 bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
@@ -46,12 +53,7 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   return is_wanted(e.forward) || is_wanted(e.input_gradient) || is_wanted(e.weight_gradient);
 }
 bool is_of_share(const ConvCase& c, DType dtype) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  const ConvTranspose2dGeometry g{
-      .n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-  return is_of_share(g, dtype, c.nhwc ? Layout::nhwc : Layout::nchw);
+  return is_of_share(geometry_of(c), dtype, c.nhwc ? Layout::nhwc : Layout::nchw);
 }
 bool is_of_share(const LayerCase& c, DType dtype, Layout layout) {
   return is_of_share(conv_transpose2d_geometry(Tensor::zeros(c.x), Tensor::zeros(c.w), {}, c.options), dtype,
@@ -165,6 +167,31 @@ TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
         });
       }
     }
+  }
+}
+
+// More groups than a grid has along most of its axes.
+TEST_F(CudaConv, ManyGroupsOfOneChannel) {
+  if (only_algorithm() != nullptr) GTEST_SKIP() << "of the choice that is made";
+  const std::int64_t groups = 70000;
+  const ConvCase c{.n = 2,
+                   .ci = groups,
+                   .co = groups,
+                   .groups = groups,
+                   .in = {3, 2},
+                   .kernel = {3, 3},
+                   .stride = {2, 1},
+                   .padding = {1, 1}};
+  for (bool nhwc : {false, true}) {
+    ConvCase of_layout = c;
+    of_layout.nhwc = nhwc;
+    SCOPED_TRACE(of_layout.text());
+    const ConvExplanation e =
+        explain(geometry_of(c), DType::float32, nhwc ? Layout::nhwc : Layout::nchw, kCuda);
+    for (const ConvChoice& choice : {e.forward, e.input_gradient, e.weight_gradient})
+      EXPECT_EQ(choice.kernel, "depthwise");
+    ConvRandom random(31);
+    check_transposed(of_layout, random, {DType::float32, kCuda});
   }
 }
 

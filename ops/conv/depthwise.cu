@@ -226,7 +226,7 @@ DepthwiseArguments arguments_of(const ConvTranspose2dGeometry& g, bool transpose
 }  // namespace
 
 bool depthwise_fits(const ConvTranspose2dGeometry& g, bool transposed, Layout from, DType dtype) {
-  return conv_gemm::fits(g) && g.group_ci() == 1 && (transposed || g.group_co() == 1) &&
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && (transposed || g.group_co() == 1) &&
          from == Layout::nchw && g.n > 0 && arguments_of(g, transposed, dtype).strip > 0;
 }
 

@@ -209,7 +209,7 @@ int vector_of(int channels, const void* from, const void* to, int bytes) {
 }  // namespace
 
 bool depthwise_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from, Layout to) {
-  return conv_gemm::fits(g) && g.group_ci() == 1 && from == Layout::nhwc && to == Layout::nhwc &&
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && from == Layout::nhwc && to == Layout::nhwc &&
          dtype != DType::float64 && g.n > 0 && g.h.kernel * g.w.kernel * g.group_co() * 256 * 4 <= kMostBytes;
 }
 

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kBlock, kH == 0 ? 1 : 2)
 
 bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x,
                                               Layout y) {
-  return conv_gemm::fits(g) && g.group_ci() == 1 && x == Layout::nhwc && y == Layout::nhwc &&
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && x == Layout::nhwc && y == Layout::nhwc &&
          dtype != DType::float64 && g.n > 0 && g.h.kernel * g.w.kernel <= kMostTaps;
 }
 

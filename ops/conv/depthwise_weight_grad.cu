@@ -141,7 +141,7 @@ void launch(Arguments& a, const Tensor& w) {
 }  // namespace
 
 bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layout y, DType dtype) {
-  return conv_gemm::fits(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 && x == Layout::nchw &&
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 && x == Layout::nchw &&
          y == Layout::nchw && g.n > 0 && arguments_of(g, dtype).strip > 0;
 }
 

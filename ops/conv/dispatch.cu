@@ -31,15 +31,16 @@ struct Offer {
 };
 
 Choice choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Offer& offer) {
-  if (!conv_gemm::fits(g))
-    return {ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, or strides above 8"};
   ConvAlgorithm a = conv_algorithm();
   if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool known = a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && offer.depthwise) ||
-                     (a == ConvAlgorithm::direct && offer.direct) ||
-                     (a == ConvAlgorithm::strip && offer.strip) || a == ConvAlgorithm::simt ||
-                     a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
+  const bool tiles = conv_gemm::fits(g);
+  const bool known =
+      a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && offer.depthwise) ||
+      (a == ConvAlgorithm::direct && offer.direct) || (a == ConvAlgorithm::strip && offer.strip) ||
+      (tiles && (a == ConvAlgorithm::simt || a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma));
   Choice c = known ? Choice{a, "forced"} : offer.natural;
+  if (c.algorithm == ConvAlgorithm::wgmma && !tiles)
+    return {ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
       dtype == DType::float64)
     c = {ConvAlgorithm::simt, "products of float64 have no tensor cores here"};

@@ -87,8 +87,8 @@ inline PhaseAxes plain_phases(const ConvAxis& a) {
   return all;
 }
 
-/// Whether positions and the elements of an image fit the kernels' 32-bit arithmetic, and phases their table.
-inline bool fits(const ConvTranspose2dGeometry& g) {
+/// Whether positions and the elements of an image fit 32-bit arithmetic, and phases their table.
+inline bool positions_fit(const ConvTranspose2dGeometry& g) {
   const std::int64_t limit = 1 << 28;
   for (const ConvAxis* a : {&g.h, &g.w}) {
     if (a->stride > kMaxPhases || a->in > limit || a->out > limit || a->kernel > limit ||
@@ -100,9 +100,13 @@ inline bool fits(const ConvTranspose2dGeometry& g) {
   const std::int64_t most = std::numeric_limits<std::int32_t>::max();
   const std::int64_t x_plane = g.h.in * g.w.in, y_plane = g.h.out * g.w.out;
   const auto below = [](std::int64_t a, std::int64_t b) { return b == 0 || a <= most / b; };
-  return g.groups < 65536 && below(x_plane, g.ci) && below(y_plane, g.co) && below(x_plane, g.n) &&
-         below(y_plane, g.n) && below(g.h.kernel * g.w.kernel * g.group_co(), g.ci) &&
-         below(g.h.kernel * g.w.kernel, g.ci) && below(g.h.kernel * g.w.kernel, g.co);
+  return below(x_plane, g.ci) && below(y_plane, g.co) && below(x_plane, g.n) && below(y_plane, g.n) &&
+         below(g.h.kernel * g.w.kernel * g.group_co(), g.ci) && below(g.h.kernel * g.w.kernel, g.ci) &&
+         below(g.h.kernel * g.w.kernel, g.co);
+}
+/// Whether also groups fit an axis of a grid, which most kernels have for them.
+inline bool fits(const ConvTranspose2dGeometry& g) {
+  return positions_fit(g) && g.groups < 65536;
 }
 
 /// Elements between neighbours of a tensor of images.
