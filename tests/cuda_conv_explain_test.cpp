@@ -52,6 +52,7 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   }
 
   ConvExplanation e = Layer{{1, 32, 64, 64}, {32, 16, 2, 2}, {.stride = 2}}.on(DType::float32, nchw);
+  e.workspace = 0;
   EXPECT_EQ(to_string(e),
             "forward strip, input gradient strip, weight gradient strip; 4 phases, 0 empty; "
             "0.017 GFLOP, 1.6 MB, at least 0.000 ms");
@@ -60,6 +61,31 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   EXPECT_EQ(e.share(2 * e.limit), 0.5);
   e.workspace = 3e6;
   EXPECT_THAT(to_string(e), HasSubstr("1.6 MB, workspace 3.0 MB, at least"));
+}
+
+TEST(CudaConvExplain, CountsTheWorkspace) {
+  const Layer wide{{2, 256, 16, 16}, {256, 256, 4, 4}};
+  const double weight = 256 * 256 * 16;
+  {
+    const ConvAlgorithmScope scope(ConvAlgorithm::tensor);
+    const ConvExplanation e = wide.on(DType::float32, nchw);
+    EXPECT_EQ(e.forward.workspace, 4 * weight);  // packed, without holes
+    EXPECT_EQ(e.input_gradient.workspace, 4 * weight);
+    // 64 tiles of 128 channels times 128 columns: two blocks each, for 132 multiprocessors.
+    EXPECT_EQ(e.weight_gradient.workspace, 2 * 4 * weight);
+    EXPECT_EQ(e.workspace, 2 * 4 * weight);
+  }
+  {
+    const ConvAlgorithmScope scope(ConvAlgorithm::reference);
+    EXPECT_EQ(wide.on(DType::float32, nchw).workspace, 0);
+  }
+  // Eight blocks for each of 132 multiprocessors would share 64 images, of each of 64 weights.
+  const Layer few{{64, 2, 9, 9}, {2, 2, 4, 4}};
+  const ConvAlgorithmScope scope(ConvAlgorithm::direct);
+  const ConvExplanation e = few.on(DType::float64, nchw);
+  EXPECT_EQ(e.forward.workspace, 0);
+  EXPECT_EQ(e.weight_gradient.workspace, 64 * 64 * 8);
+  EXPECT_EQ(e.workspace, 64 * 64 * 8);
 }
 
 TEST(CudaConvExplain, TakesDepthwiseKernelsOfManyGroups) {

@@ -9,11 +9,13 @@
 #include <cstdlib>
 #include <limits>
 
+#include <tapedeck/core/memory.h>
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 
 namespace tapedeck::test {
 namespace {
@@ -467,6 +469,53 @@ TEST_F(CudaConv, ScaledHalvesThatAreNotFinite) {
       }
     }
   }
+}
+
+/// The most bytes that f has at a time, but for what was there before.
+template <class F>
+double bytes_taken(F f) {
+  reset_peak_memory_stats(kCuda);
+  const std::size_t before = memory_stats(kCuda).in_use;
+  f();
+  return static_cast<double>(memory_stats(kCuda).peak_in_use - before);
+}
+
+/// Blocks of up to 1 MiB are whole multiples of 512 bytes, larger ones up to 1 MiB more than they need;
+/// largest magnitudes come from a block of 1 KiB.
+void expect_workspace(const char* what, const ConvChoice& choice, double taken) {
+  constexpr double kMost = 4;  // blocks
+  const double large = choice.workspace > 0x1p20 ? kMost * 0x1p20 : 0;
+  EXPECT_GE(taken, choice.workspace) << what << " " << to_string(choice);
+  EXPECT_LE(taken, choice.workspace + kMost * 512 + 1024 + large) << what << " " << to_string(choice);
+}
+
+TEST_F(CudaConv, ExplainKnowsTheWorkspace) {
+  if (is_sanitized()) GTEST_SKIP() << "blocks of the cache are counted";
+  for_each_algorithm([&] {
+    for (const LayerCase& c : kLayerCases) {
+      for (DType dtype : kTypes) {
+        for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+          SCOPED_TRACE(concat(c.name, " ", layout, " ", dtype));
+          const TensorOptions rows{dtype, kCuda}, images{dtype, kCuda, layout};
+          const Tensor x = Tensor::zeros(c.x, images), w = Tensor::zeros(c.w, rows),
+                       bias = Tensor::zeros({c.w[1] * c.options.groups}, rows);
+          const auto g = conv_transpose2d_geometry(x, w, bias, c.options);
+          const Tensor y = Tensor::zeros(g.y_shape(), images);
+          const ConvExplanation e = explain(g, dtype, layout, kCuda);
+          expect_workspace("forward", e.forward,
+                           bytes_taken([&] { cu::conv_transpose2d(g, x, w, bias, y); }));
+          expect_workspace("input gradient", e.input_gradient, bytes_taken([&] {
+                             const OperandCopies both(true);
+                             cu::conv2d(g, y, w, {}, x);
+                           }));
+          expect_workspace("weight gradient", e.weight_gradient, bytes_taken([&] {
+                             const OperandCopies both(true);
+                             cu::conv_transpose2d_weight_grad(g, x, y, w);
+                           }));
+        }
+      }
+    }
+  });
 }
 
 // Both gradients use a copy of the result's gradient; each algorithm has its own form of it.

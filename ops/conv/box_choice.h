@@ -42,11 +42,6 @@ TAPEDECK_HD constexpr int channel_copies(int channels) {
 /// What it takes to write a result of one phase of columns, between those of others.
 inline constexpr double kGapClocks = 0.35;
 
-/// How many of `size` make up `all`.
-inline std::int64_t count(std::int64_t all, std::int64_t size) {
-  return (all + size - 1) / size;
-}
-
 /// What is written at once: vectors of channels, single results of rows, pairs that are neighbours in a row,
 /// or whole boxes.
 enum class BoxResults { channels, rows, pairs, boxes };

@@ -128,6 +128,14 @@ struct BoxGradPlan {
   TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_blocks * tile.y_bytes; }
   TAPEDECK_HD int stage_bytes() const { return parts * part_bytes(); }
 
+  /// Tiles of a thread block: as many blocks as an H100 runs at once, but some work for each. And how many
+  /// blocks a work's sum is split among.
+  int split_tiles() const {
+    const std::int64_t wanted = std::clamp<std::int64_t>(132 / works(), 1, ceil_div(tiles(), 2));
+    return static_cast<int>(count(tiles(), wanted));
+  }
+  int splits() const { return ceil_div(tiles(), split_tiles()); }
+
   /// Where tile t begins in x.
   struct Pixels {
     int image, row, column;

@@ -17,6 +17,9 @@ bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layo
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w);
 
+/// How many sums of the weight's size that makes before they are added. `has_wgmma`: on a GPU of Hopper's.
+std::int64_t depthwise_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma);
+
 /// The same with channels last, for any multiplier; not float64.
 bool depthwise_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from, Layout to);
 void depthwise_channels_last(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
@@ -26,5 +29,7 @@ bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, 
                                               Layout y);
 void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                          const Tensor& w);
+std::int64_t depthwise_channels_last_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype,
+                                                        bool has_wgmma);
 
 }  // namespace tapedeck::cu

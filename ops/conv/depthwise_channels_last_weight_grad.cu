@@ -29,6 +29,7 @@ struct Arguments {
   ImageStrides x_strides, y_strides;
   int channels, multiplier, kernel_h, kernel_w;  // channels of y
   int in_h, in_w, out_h, out_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int vector;                  // channels of a thread
   int vectors, vector_blocks;  // of a block's channels; blocks that share all channels
   int tiles_w, strip, strips;  // columns and rows of x of an item
   int items, splits;           // of a channel; blocks that share them
@@ -105,38 +106,20 @@ __global__ void __launch_bounds__(kBlock, kH == 0 ? 1 : 2)
   }
 }
 
-}  // namespace
-
-bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x,
-                                              Layout y) {
-  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && x == Layout::nhwc && y == Layout::nhwc &&
-         dtype != DType::float64 && g.n > 0 && g.h.kernel * g.w.kernel <= kMostTaps;
-}
-
-void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                         const Tensor& w) {
-  const DeviceScope scope(w.device());
-  if (depthwise_ring_weight_grad(g, x, y, w)) return;
+/// The arguments but for tensors; `aligned`: these start at multiples of four elements.
+Arguments arguments_of(const ConvTranspose2dGeometry& g, bool aligned) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
-  const int bytes = narrow(static_cast<std::int64_t>(size_of(w.dtype())));
   Arguments a{};
-  a.x = x.raw();
-  a.y = y.raw();
-  a.x_strides = ImageStrides(x.strides());
-  a.y_strides = ImageStrides(y.strides());
   a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
   a.kernel_h = narrow(g.h.kernel), a.kernel_w = narrow(g.w.kernel);
   a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
   a.stride_h = narrow(g.h.stride), a.stride_w = narrow(g.w.stride);
   a.padding_h = narrow(g.h.padding), a.padding_w = narrow(g.w.padding);
   a.dilation_h = narrow(g.h.dilation), a.dilation_w = narrow(g.w.dilation);
-  const auto aligned = [&](const void* p) {
-    return reinterpret_cast<std::uintptr_t>(p) % static_cast<unsigned>(4 * bytes) == 0;
-  };
-  const int v = a.channels % 4 == 0 && aligned(a.x) && aligned(a.y) ? 4 : 1;
+  a.vector = a.channels % 4 == 0 && aligned ? 4 : 1;
   a.vectors = 1;
-  while (a.vectors < 128 / v && a.vectors * v < a.channels) a.vectors *= 2;
-  a.vector_blocks = narrow(ceil_div(a.channels, a.vectors * v));
+  while (a.vectors < 128 / a.vector && a.vectors * a.vector < a.channels) a.vectors *= 2;
+  a.vector_blocks = narrow(ceil_div(a.channels, a.vectors * a.vector));
   a.tiles_w = narrow(ceil_div(a.in_w, kBlock / a.vectors));
   // Two blocks for each multiprocessor of an H100, and strips that leave them equal work.
   const std::int64_t blocks = std::max<std::int64_t>(1, 264 / a.vector_blocks);
@@ -145,6 +128,33 @@ void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const
   a.strips = narrow(ceil_div(g.h.in, a.strip));
   a.items = narrow(g.n * a.tiles_w * a.strips);
   a.splits = narrow(std::min<std::int64_t>(blocks, a.items));
+  return a;
+}
+
+}  // namespace
+
+bool depthwise_channels_last_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x,
+                                              Layout y) {
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && x == Layout::nhwc && y == Layout::nhwc &&
+         dtype != DType::float64 && g.n > 0 && g.h.kernel * g.w.kernel <= kMostTaps;
+}
+
+std::int64_t depthwise_channels_last_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype,
+                                                        bool has_wgmma) {
+  return has_wgmma && depthwise_ring_fits(g, dtype) ? depthwise_ring_splits(g, dtype)
+                                                    : arguments_of(g, true).splits;
+}
+
+void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                                         const Tensor& w) {
+  const DeviceScope scope(w.device());
+  if (depthwise_ring_weight_grad(g, x, y, w)) return;
+  const auto aligned = [&](const Tensor& t) { return is_aligned(t.raw(), size_of(w.dtype())); };
+  Arguments a = arguments_of(g, aligned(x) && aligned(y));
+  a.x = x.raw();
+  a.y = y.raw();
+  a.x_strides = ImageStrides(x.strides());
+  a.y_strides = ImageStrides(y.strides());
   const Workspace<float> parts(w.device(), a.splits * w.count());
   a.parts = parts.data();
   visit_floating("conv", w.dtype(), [&]<class T>() {
@@ -153,10 +163,11 @@ void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const
         const int taps = kH == 0 ? kMostTaps : kH * kW;
         depthwise_channels_last_weight_grad_kernel<T, V, kH, kW>
             <<<grid_size("conv", std::int64_t{a.splits} * a.vector_blocks), kBlock,
-               static_cast<std::size_t>(taps * a.vectors * v) * sizeof(float), stream_of(w.device())>>>(a);
+               static_cast<std::size_t>(taps * a.vectors * a.vector) * sizeof(float),
+               stream_of(w.device())>>>(a);
         check_launch("conv: depthwise weight gradient");
       };
-      if (v == 1) {
+      if (a.vector == 1) {
         launch.template operator()<1, 0, 0>();
       } else if (a.kernel_h == 3 && a.kernel_w == 3) {
         launch.template operator()<4, 3, 3>();

@@ -197,6 +197,8 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g) {
   a.ring_bytes = a.x_tile.bytes() + a.y_tile.bytes();
   if (kRing * a.ring_bytes > kMost) return a;
   a.units = units;
+  // Two blocks for each of an H100's multiprocessors: the result does not depend on the device.
+  a.splits = narrow(std::clamp<std::int64_t>(132 * 2 / a.channels, 1, a.n));
   return a;
 }
 
@@ -206,6 +208,15 @@ bool depthwise_planes_fits(const ConvTranspose2dGeometry& g, DType dtype) {
   return visit(g, dtype, [&]<class T, int K, int S, int P>() {
     return arguments_of<T, Window<T, K, S, P>>(g).units > 0;
   });
+}
+
+std::int64_t depthwise_planes_splits(const ConvTranspose2dGeometry& g, DType dtype) {
+  std::int64_t splits = 0;
+  visit(g, dtype, [&]<class T, int K, int S, int P>() {
+    splits = arguments_of<T, Window<T, K, S, P>>(g).splits;
+    return true;
+  });
+  return splits;
 }
 
 bool depthwise_planes_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
@@ -219,8 +230,6 @@ bool depthwise_planes_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
     Arguments a = arguments_of<T, Window<T, K, S, P>>(g);
     if (a.units == 0) return false;
     a.x = x.raw(), a.y = y.raw();
-    // Two blocks for each of an H100's multiprocessors: the result does not depend on the device.
-    a.splits = static_cast<int>(std::clamp<std::int64_t>(132 * 2 / a.channels, 1, a.n));
     const Workspace<float> parts(w.device(), a.splits * w.count());
     a.parts = parts.data();
     const int bytes = kRing * a.ring_bytes;

@@ -412,13 +412,9 @@ bool is_aligned(const Tensor& t) {
 
 /// `rows` and `columns` of steps.
 template <class T, class Rows>
-Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, std::int64_t rows,
-                       std::int64_t columns) {
+Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t rows, std::int64_t columns) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   Arguments a{};
-  a.x = x.raw(), a.y = y.raw();
-  a.x_strides = ImageStrides(x.strides());
-  a.y_strides = ImageStrides(y.strides());
   a.channels = narrow(g.co);
   a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
   const std::int64_t warps = ceil_div(columns, Rows::kColumns);
@@ -440,6 +436,20 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   }
   a.strips = narrow(ceil_div(rows, a.strip));
   a.items = narrow(g.n * a.strips * a.tiles_w);
+  return a;
+}
+
+void set_images(Arguments& a, const Tensor& x, const Tensor& y) {
+  a.x = x.raw(), a.y = y.raw();
+  a.x_strides = ImageStrides(x.strides());
+  a.y_strides = ImageStrides(y.strides());
+}
+
+/// Arguments of gw but for tensors.
+template <class T, class Rows>
+Arguments weight_grad_arguments_of(const ConvTranspose2dGeometry& g) {
+  Arguments a = arguments_of<T, Rows>(g, g.h.in, g.w.in);
+  a.splits = static_cast<int>(std::min<std::int64_t>(a.items, std::max(1, 264 / a.blocks)));
   return a;
 }
 
@@ -468,7 +478,8 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
   if (!has_room(to.device()) || !is_aligned(x) || !is_aligned(y)) return false;
   return visit(g, to.dtype(), [&]<class T, int K, int S, int P>() {
     const auto run = [&]<class Rows, bool kBackward>(std::int64_t rows, std::int64_t columns) {
-      Arguments a = arguments_of<T, Rows>(g, x, y, rows, columns);
+      Arguments a = arguments_of<T, Rows>(g, rows, columns);
+      set_images(a, x, y);
       a.w = w.raw();
       a.bias = bias.defined() ? bias.raw() : nullptr;
       using R = Ring<T, Rows, false>;
@@ -483,13 +494,21 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
   });
 }
 
+std::int64_t depthwise_ring_splits(const ConvTranspose2dGeometry& g, DType dtype) {
+  std::int64_t splits = 0;
+  visit(g, dtype, [&]<class T, int K, int S, int P>() {
+    splits = weight_grad_arguments_of<T, Gradient<K, S, P>>(g).splits;
+  });
+  return splits;
+}
+
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w) {
   if (!has_room(w.device()) || !is_aligned(x) || !is_aligned(y)) return false;
   return visit(g, w.dtype(), [&]<class T, int K, int S, int P>() {
     using Rows = Gradient<K, S, P>;
-    Arguments a = arguments_of<T, Rows>(g, x, y, g.h.in, g.w.in);
-    a.splits = static_cast<int>(std::min<std::int64_t>(a.items, std::max(1, 264 / a.blocks)));
+    Arguments a = weight_grad_arguments_of<T, Rows>(g);
+    set_images(a, x, y);
     const Workspace<float> parts(w.device(), a.splits * w.count());
     a.parts = parts.data();
     using R = Ring<T, Rows, true>;

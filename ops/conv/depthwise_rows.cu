@@ -348,6 +348,17 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, st
   return a;
 }
 
+/// Arguments of gw but for tensors.
+template <class Rows>
+Arguments weight_grad_arguments_of(const ConvTranspose2dGeometry& g) {
+  Arguments a = arguments_of<Rows>(g, g.n * g.co, g.h.in);
+  a.items = g.n * a.tiles_w * a.strips;
+  // Some six blocks for each of an H100's multiprocessors.
+  a.splits = static_cast<int>(
+      std::clamp<std::int64_t>(ceil_div(132 * 6, a.channels), 1, ceil_div(a.items, kBlock / a.lanes)));
+  return a;
+}
+
 /// Whether rows are whole vectors, if tensors start at one.
 template <class Rows>
 bool has_whole_vectors(const ConvTranspose2dGeometry& g) {
@@ -401,18 +412,26 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
   });
 }
 
+std::int64_t depthwise_rows_splits(const ConvTranspose2dGeometry& g, DType dtype) {
+  std::int64_t splits = 0;
+  visit_sizes(g, [&]<int K, int S, int P>() {
+    return visit_type(dtype, [&]<class T>() {
+      using Rows = Windows<T, K, S, P>;
+      if (has_whole_vectors<Rows>(g)) splits = weight_grad_arguments_of<Rows>(g).splits;
+      return true;
+    });
+  });
+  return splits;
+}
+
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w) {
   return visit_sizes(g, [&]<int K, int S, int P>() {
     return visit_type(w.dtype(), [&]<class T>() {
       using Rows = Windows<T, K, S, P>;
       if (!is_aligned<T, Rows>(g, x, y)) return false;
-      Arguments a = arguments_of<Rows>(g, g.n * g.co, g.h.in);
+      Arguments a = weight_grad_arguments_of<Rows>(g);
       a.x = x.raw(), a.y = y.raw();
-      a.items = g.n * a.tiles_w * a.strips;
-      // Some six blocks for each of an H100's multiprocessors.
-      a.splits = static_cast<int>(
-          std::clamp<std::int64_t>(ceil_div(132 * 6, a.channels), 1, ceil_div(a.items, kBlock / a.lanes)));
       const Workspace<float> parts(w.device(), a.splits * w.count());
       a.parts = parts.data();
       depthwise_rows_weight_grad_kernel<T, K, S, P>

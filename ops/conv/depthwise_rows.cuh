@@ -17,12 +17,15 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
 /// The same for depthwise_weight_grad().
 bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
+/// How many sums of the weight's size that makes before they are added; 0 where it does not fit.
+std::int64_t depthwise_rows_splits(const ConvTranspose2dGeometry& g, DType dtype);
 
 /// The latter of 16-bit types and many large planes, on GPUs that have Hopper's shared memory; it is asked
 /// first.
 bool depthwise_planes_fits(const ConvTranspose2dGeometry& g, DType dtype);
 bool depthwise_planes_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w);
+std::int64_t depthwise_planes_splits(const ConvTranspose2dGeometry& g, DType dtype);
 
 /// The same for depthwise_channels_last() and depthwise_channels_last_weight_grad(), on GPUs that have
 /// Hopper's shared memory.
@@ -31,5 +34,6 @@ bool depthwise_ring(const ConvTranspose2dGeometry& g, bool transposed, const Ten
                     const Tensor& bias, const Tensor& to);
 bool depthwise_ring_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                 const Tensor& w);
+std::int64_t depthwise_ring_splits(const ConvTranspose2dGeometry& g, DType dtype);
 
 }  // namespace tapedeck::cu

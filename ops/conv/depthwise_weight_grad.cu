@@ -116,15 +116,15 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
   a.pitch = narrow(pitch);
   a.rows = narrow(size(g.h, strip));
   a.by_pitch = Divider(pitch);
+  // Eight blocks for each multiprocessor of an H100.
+  const std::int64_t wanted = std::clamp<std::int64_t>(132 * 8 / a.channels, 1, std::min(a.n, 65535));
+  a.split_images = narrow(ceil_div(a.n, wanted));
   return a;
 }
 
 template <class T, int kTaps>
 void launch(Arguments& a, const Tensor& w) {
   using V = accumulate_t<T>;
-  // Eight blocks for each multiprocessor of an H100.
-  const std::int64_t wanted = std::clamp<std::int64_t>(132 * 8 / a.channels, 1, std::min(a.n, 65535));
-  a.split_images = static_cast<int>(ceil_div(a.n, wanted));
   const std::int64_t splits = ceil_div(a.n, a.split_images);
   const Workspace<V> parts(w.device(), splits * w.count());
   a.parts = parts.data();
@@ -141,8 +141,14 @@ void launch(Arguments& a, const Tensor& w) {
 }  // namespace
 
 bool depthwise_weight_grad_fits(const ConvTranspose2dGeometry& g, Layout x, Layout y, DType dtype) {
-  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 && x == Layout::nchw &&
-         y == Layout::nchw && g.n > 0 && arguments_of(g, dtype).strip > 0;
+  return conv_gemm::positions_fit(g) && g.group_ci() == 1 && g.h.kernel * g.w.kernel <= 25 &&
+         x == Layout::nchw && y == Layout::nchw && g.n > 0 && arguments_of(g, dtype).strip > 0;
+}
+
+std::int64_t depthwise_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma) {
+  if (has_wgmma && depthwise_planes_fits(g, dtype)) return depthwise_planes_splits(g, dtype);
+  const std::int64_t of_rows = depthwise_rows_splits(g, dtype);
+  return of_rows > 0 ? of_rows : ceil_div(g.n, arguments_of(g, dtype).split_images);
 }
 
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,

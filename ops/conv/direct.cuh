@@ -15,5 +15,7 @@ void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fro
 /// Whether direct_weight_grad() can compute a call.
 bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g);
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+/// How many sums of the weight's size that makes before they are added.
+std::int64_t direct_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y);
 
 }  // namespace tapedeck::cu

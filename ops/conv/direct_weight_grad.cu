@@ -74,12 +74,16 @@ __global__ void __launch_bounds__(kBlock)
       sum;
 }
 
+/// Images of a block: eight blocks for each multiprocessor of an H100.
+int split_images(const ConvTranspose2dGeometry& g) {
+  const std::int64_t wanted =
+      std::clamp<std::int64_t>(132 * 8 / (g.ci * g.group_co()), 1, std::min<std::int64_t>(g.n, 65535));
+  return static_cast<int>(ceil_div(g.n, wanted));
+}
+
 template <class T, int kTaps>
 void launch(DirectWeightGradArguments& a, const Tensor& w) {
   using V = accumulate_t<T>;
-  // Eight blocks for each multiprocessor of an H100.
-  const std::int64_t wanted = std::clamp<std::int64_t>(132 * 8 / a.pairs, 1, std::min(a.n, 65535));
-  a.split_images = static_cast<int>(ceil_div(a.n, wanted));
   const std::int64_t splits = ceil_div(a.n, a.split_images);
   const Workspace<V> parts(w.device(), splits * w.count());
   a.parts = parts.data();
@@ -93,6 +97,10 @@ void launch(DirectWeightGradArguments& a, const Tensor& w) {
 
 bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g) {
   return conv_gemm::fits(g) && g.h.kernel * g.w.kernel <= 25;
+}
+
+std::int64_t direct_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
+  return thin_weight_grad_fits(g, dtype, x, y) ? thin_weight_grad_splits(g) : ceil_div(g.n, split_images(g));
 }
 
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
@@ -112,6 +120,7 @@ void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const
   a.dilation_h = narrow(g.h.dilation), a.dilation_w = narrow(g.w.dilation);
   a.pairs = narrow(g.ci * g.group_co());
   a.width = Divider(g.w.in);
+  a.split_images = split_images(g);
   visit_floating("conv", w.dtype(), [&]<class T>() {
     const std::int64_t taps = g.h.kernel * g.w.kernel;
     if (taps <= 9) return launch<T, 9>(a, w);

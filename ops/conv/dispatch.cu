@@ -5,6 +5,7 @@
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
+#include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/rectify.h>
@@ -56,6 +57,10 @@ constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"}
     kLittleWork{ConvAlgorithm::strip, "few channels, or less than 24 operations a byte"},
     kFewChannels{ConvAlgorithm::direct, "few channels"};
 
+bool is_accurate(DType dtype) {
+  return dtype == DType::float32 && float32_precision() == Precision::highest;
+}
+
 double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
   return static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
          static_cast<double>(size_of(dtype));
@@ -63,7 +68,6 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 
 Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
                   bool has_wgmma) {
-  const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
   Offer offer{
       direct_fits(g),
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
@@ -79,7 +83,7 @@ Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
     offer.natural = kGroupsOfOne;
   } else if (offer.direct && thin_fits(g, dtype, from, to)) {
     offer.natural = kThin;
-  } else if (strips && little && (transposed ? to_channels > 4 || !accurate : g.group_co() >= 8)) {
+  } else if (strips && little && (transposed ? to_channels > 4 || !is_accurate(dtype) : g.group_co() >= 8)) {
     offer.natural = kLittleWork;
   } else if (offer.direct && (transposed || to_channels <= 16) &&
              (to_channels == 1 || (to == Layout::nchw && little))) {
@@ -123,7 +127,7 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   f.template operator()<Tf32x3>();
 }
 
-/// Variants in words, for tensors that start where tensors of their own do.
+/// Variants in words and what they take, for tensors that start where tensors of their own do.
 struct Variants {
   const ConvTranspose2dGeometry& g;
   DType dtype;
@@ -131,46 +135,61 @@ struct Variants {
   bool has_wgmma;
 
   ConvChoice of_map(const Choice& c, bool transposed) const {
+    if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
+    using namespace conv_gemm;
     std::string variant;
+    std::int64_t bytes = 0;
+    if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
+      bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
     if (c.algorithm == ConvAlgorithm::direct && thin_fits(g, dtype, layout, layout)) variant = "thin";
     if (c.algorithm == ConvAlgorithm::strip && last()) variant = "channels last";
     if (c.algorithm == ConvAlgorithm::wgmma) {
-      using namespace conv_gemm;
-      const BoxResults results =
-          box_results(layout, transposed ? g.w.out : g.w.in, factors().element_bytes, 0);
+      const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, element_bytes(), 0);
       const MapWay way = map_way(g, transposed, layout, results, factors());
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
+      bytes = wgmma_map_workspace(g, transposed, way, layout, factors());
     }
-    return {to_string(c.algorithm), c.reason, variant};
+    return {to_string(c.algorithm), c.reason, variant, static_cast<double>(bytes)};
   }
 
   ConvChoice of_weight_grad(const Choice& c) const {
+    if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
+    using namespace conv_gemm;
     std::string variant;
-    if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise_weight_grad();
-    if (c.algorithm == ConvAlgorithm::direct && thin_weight_grad_fits(g, dtype, layout, layout))
-      variant = "thin";
-    if (c.algorithm == ConvAlgorithm::strip && strip_weight_grad_rows_fits(g, dtype, layout)) {
-      variant = "rows of y read once";
+    std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size
+    if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
+      bytes = weight_grad_workspace(g, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
+    if (c.algorithm == ConvAlgorithm::depthwise) {
+      variant = depthwise_weight_grad();
+      splits = last() ? depthwise_channels_last_weight_grad_splits(g, dtype, has_wgmma)
+                      : depthwise_weight_grad_splits(g, dtype, has_wgmma);
+    }
+    if (c.algorithm == ConvAlgorithm::direct) {
+      if (thin_weight_grad_fits(g, dtype, layout, layout)) variant = "thin";
+      splits = direct_weight_grad_splits(g, dtype, layout, layout);
+    }
+    if (c.algorithm == ConvAlgorithm::strip) {
+      if (strip_weight_grad_rows_fits(g, dtype, layout)) variant = "rows of y read once";
+      splits = strip_weight_grad_splits(g, dtype, layout);
     }
     if (c.algorithm == ConvAlgorithm::wgmma) {
-      using namespace conv_gemm;
       const Factors f = factors();
       const int parts = f.are_float() ? f.halves() : 1;
       const bool boxes = weight_grad_over_boxes(g, f) && box_grad_plan(g, parts).exists();
       variant = products(boxes, boxes && f.are_float());
+      bytes = wgmma_weight_grad_workspace(g, layout, f);
     }
-    return {to_string(c.algorithm), c.reason, variant};
+    bytes += splits * g.weight_shape().count() * std::max(element_bytes(), 4);
+    return {to_string(c.algorithm), c.reason, variant, static_cast<double>(bytes)};
   }
 
  private:
   bool last() const { return layout == Layout::nhwc; }
-  conv_gemm::Factors factors() const {
-    const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
-    return {static_cast<int>(size_of(dtype)), accurate ? 3 : 1};
-  }
+  int element_bytes() const { return static_cast<int>(size_of(dtype)); }
+  conv_gemm::Factors factors() const { return {element_bytes(), is_accurate(dtype) ? 3 : 1}; }
   const char* depthwise(bool transposed) const {
     if (last()) return has_wgmma && depthwise_ring_fits(g, dtype) ? "rows through a ring" : "channels last";
     return depthwise_rows_fits(g, transposed, dtype) ? "rows in registers" : "planes in shared memory";
@@ -274,19 +293,8 @@ ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout
     e.input_gradient = variants.of_map(input_gradient, false);
     e.weight_gradient = variants.of_weight_grad(weight_gradient);
   }
-  // At most: wgmma kernels copy nchw tensors with channels last, and pack the weight; float32 tensors become
-  // halves, one or two an element, in either layout. Weight gradients copy both images.
-  const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
-  const auto size = static_cast<double>(size_of(dtype));
-  const double x = static_cast<double>(g.x_shape().count()) * size,
-               w = static_cast<double>(g.weight_shape().count()) * size,
-               y = static_cast<double>(g.y_shape().count()) * size, parts = three ? 2 : 1;
-  const double copies = layout == Layout::nchw || three ? 1 : dtype == DType::float32 ? 0.5 : 0;
-  constexpr ConvAlgorithm wgmma = ConvAlgorithm::wgmma;
-  if (forward.algorithm == wgmma) e.workspace = copies * x + parts * w;
-  if (input_gradient.algorithm == wgmma) e.workspace = std::max(e.workspace, copies * y + parts * w);
-  if (weight_gradient.algorithm == wgmma) e.workspace = std::max(e.workspace, copies * y + parts * x);
-  const double rate = dtype == DType::float64 ? 60e12 : three ? 267e12 : 680e12;
+  e.workspace = std::max({e.forward.workspace, e.input_gradient.workspace, e.weight_gradient.workspace});
+  const double rate = dtype == DType::float64 ? 60e12 : is_accurate(dtype) ? 267e12 : 680e12;
   e.limit = std::max(e.bytes / 4.27e12, e.flops / rate);
   return e;
 }

@@ -13,6 +13,8 @@ struct ConvChoice {
   std::string kernel;   ///< "wide", "wgmma"
   std::string reason;   ///< "forced", "least estimated time"
   std::string variant;  ///< where a kernel has several: "boxes of scaled halves, both column phases at once"
+  double workspace =
+      0;  ///< on a GPU the bytes that it takes beside its tensors: copies, packs, parts of sums
 };
 
 /// "wgmma (boxes of pixels)"
@@ -25,7 +27,7 @@ struct ConvExplanation {
   std::int64_t empty_phases = 0;  ///< of these, the ones without taps, whose outputs are the bias
   double flops = 0;               ///< of each of the three, taps that reach no output left out
   double bytes = 0;               ///< of x, weight and y, each once
-  double workspace = 0;  ///< on a GPU about how many bytes the one takes beside its tensors that takes most
+  double workspace = 0;           ///< of the one that takes most
   /// Seconds that each takes at least: `bytes` at the bandwidth of a copy, or `flops` at a rate.
   /// On the CPU those of num_threads() cores of a Zen 4 server: 28 GB/s of a core, 36 GB/s of more; a core's
   /// fused multiply-adds (115 GFLOP/s in float32, half of it in float64; a quarter without AVX2).

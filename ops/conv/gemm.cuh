@@ -25,15 +25,6 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
-/// An estimate of the time with tiles of bm x bn on 132 multiprocessors; `speed` is what the tile reaches
-/// where there are plenty.
-inline double map_cost(const Plan& p, int bm, int bn, double speed) {
-  std::int64_t blocks = 0;
-  for (int i = 0; i < p.phases(); ++i) blocks += ceil_div(p.rows(i / p.w.count, i % p.w.count), bm);
-  blocks *= ceil_div(p.to_channels, bn) * p.groups;
-  return static_cast<double>(ceil_div(blocks, 132)) * bm * bn / speed;
-}
-
 /// Lets a kernel have more than 48 KB of shared memory.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {

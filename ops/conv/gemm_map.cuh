@@ -5,8 +5,7 @@
 // neighbouring elements of either layout.
 #pragma once
 
-#include <algorithm>
-
+#include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -199,13 +198,12 @@ void launch_map(MapArguments& call, const Tensor& w, const Tensor& to) {
   const cudaStream_t stream = stream_of(to.device());
   call.tiles_n = static_cast<int>(ceil_div(p.to_channels, K::BN));
   call.padded_n = call.tiles_n * K::BN;
-  const Workspace<uint4> packed(to.device(), p.groups * p.packed_vectors(call.padded_n));
+  const std::int64_t packed_count = packed_vectors(p, K::BN);
+  const Workspace<uint4> packed(to.device(), packed_count);
   call.packed = packed.data();
   if (p.packed_has_holes(call.padded_n)) {
     check_cuda(
-        cudaMemsetAsync(packed.data(), 0,
-                        static_cast<std::size_t>(p.groups * p.packed_vectors(call.padded_n)) * sizeof(uint4),
-                        stream),
+        cudaMemsetAsync(packed.data(), 0, static_cast<std::size_t>(packed_count) * sizeof(uint4), stream),
         "cudaMemsetAsync");
   }
   const std::int64_t vectors = packed_weights(p);
@@ -221,21 +219,20 @@ void launch_map(MapArguments& call, const Tensor& w, const Tensor& to) {
 
 template <class Math, Access kAccess>
 void choose_map(MapArguments& call, const Tensor& w, const Tensor& to) {
-  if constexpr (Math::kParts == 0) {
-    if constexpr (sizeof(typename Math::Element) == 8) {
-      launch_map<Math, MapKernel<Math, 64, 64, 4, 4, kAccess>>(call, w, to);
-    } else {
-      launch_map<Math, MapKernel<Math, 128, 64, 8, 8, kAccess>>(call, w, to);
-    }
+  const GemmTile tile = map_tile(call.plan, Math::kParts > 0);
+  const auto offer = [&]<int kM, int kN, int kOfWarpM, int kOfWarpN>() {
+    if (tile.m == kM && tile.n == kN)
+      launch_map<Math, MapKernel<Math, kM, kN, kOfWarpM, kOfWarpN, kAccess>>(call, w, to);
+  };
+  if constexpr (Math::kParts > 0) {
+    offer.template operator()<128, 128, 64, 32>();
+    offer.template operator()<128, 64, 32, 32>();
+    offer.template operator()<64, 64, 32, 32>();
+    offer.template operator()<128, 32, 32, 32>();
+  } else if constexpr (sizeof(typename Math::Element) == 8) {
+    offer.template operator()<64, 64, 4, 4>();
   } else {
-    const Plan& p = call.plan;
-    const double costs[] = {map_cost(p, 128, 128, 1), map_cost(p, 128, 64, 0.9), map_cost(p, 64, 64, 0.75),
-                            map_cost(p, 128, 32, 0.7)};
-    const auto best = std::min_element(std::begin(costs), std::end(costs)) - costs;
-    if (best == 0) return launch_map<Math, MapKernel<Math, 128, 128, 64, 32, kAccess>>(call, w, to);
-    if (best == 1) return launch_map<Math, MapKernel<Math, 128, 64, 32, 32, kAccess>>(call, w, to);
-    if (best == 2) return launch_map<Math, MapKernel<Math, 64, 64, 32, 32, kAccess>>(call, w, to);
-    launch_map<Math, MapKernel<Math, 128, 32, 32, 32, kAccess>>(call, w, to);
+    offer.template operator()<128, 64, 8, 8>();
   }
 }
 

@@ -23,6 +23,11 @@ inline constexpr int kVectors = 8;           // of a row of a tile: 128 bytes
 inline constexpr int kMaxPhases = 8;         // of an axis
 inline constexpr int kOutside = -(1 << 30);  // a position that no tap brings inside
 
+/// How many of `size` make up `all`.
+inline std::int64_t count(std::int64_t all, std::int64_t size) {
+  return (all + size - 1) / size;
+}
+
 /// Division by a constant of numbers from 0 to 2^31 - 1.
 struct Divider {
   std::uint32_t divisor = 1, multiplier = 0, shift = 0;

@@ -6,8 +6,7 @@
 // The number of splits depends on the sizes only, so that the result does, too.
 #pragma once
 
-#include <algorithm>
-
+#include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -134,7 +133,7 @@ struct WeightGradKernel {
   static constexpr int kSumBytes = static_cast<int>(sizeof(Result)) * BM * kPitch;
   static constexpr int kSharedBytes =
       2 * kStageBytes<BM, BN> > kSumBytes ? 2 * kStageBytes<BM, BN> : kSumBytes;
-  static constexpr int kBlocks = BM * BN >= 128 * 128 ? 1 : 2;  // of a multiprocessor, at least
+  static constexpr int kBlocks = weight_grad_blocks({BM, BN});
 
   struct Places {
     PixelPlace x[2][kPixels], y[2][kPixels];
@@ -237,18 +236,14 @@ __global__ void __launch_bounds__(kSumLanes* kSumRows)
 }
 
 template <class Math, class K>
-void launch_weight_grad(WeightGradArguments& call, const Tensor& w) {
+void launch_weight_grad(WeightGradArguments& call, const PixelSplits& share, const Tensor& w) {
   using T = typename Math::Element;
   using Result = typename K::Result;
   const cudaStream_t stream = stream_of(w.device());
   call.tiles_n = static_cast<int>(ceil_div(call.columns, K::BN));
   const std::int64_t tiles = ceil_div(call.ci, K::BM) * call.tiles_n;
-  call.chunks = static_cast<int>(ceil_div(call.pixels, K::kPixels));
-  // As many blocks as an H100 runs at once, but some work for each.
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(132 * K::kBlocks / (tiles * call.groups), 1, ceil_div(call.chunks, 4));
-  call.split_chunks = static_cast<int>(ceil_div(call.chunks, wanted));
-  const int splits = static_cast<int>(ceil_div(call.chunks, call.split_chunks));
+  call.chunks = share.chunks, call.split_chunks = share.split_chunks;
+  const int splits = share.splits;
   const Workspace<Result> parts(w.device(), splits * w.count());
   call.parts = parts.data();
   allow_shared_memory(weight_grad_kernel<K>, K::kSharedBytes);
@@ -284,15 +279,18 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
   call.plane = Divider(g.h.in * g.w.in);
   call.width = Divider(g.w.in);
   call.lanes_are_pixels = x.layout() == Layout::nchw;
+  const GemmTile tile = weight_grad_tile(g, sizeof(T), Math::kParts > 0);
+  const PixelSplits share = weight_grad_splits(g, tile, sizeof(T));
+  const auto offer = [&]<int kM, int kN, int kOfWarpM, int kOfWarpN>() {
+    if (tile.m == kM && tile.n == kN)
+      launch_weight_grad<Math, WeightGradKernel<Math, kM, kN, kOfWarpM, kOfWarpN>>(call, share, w);
+  };
   if constexpr (Math::kParts == 0) {
-    constexpr int kWide = sizeof(T) == 8 ? 4 : 8;
-    launch_weight_grad<Math, WeightGradKernel<Math, 64, 64, kWide, 4>>(call, w);
-  } else if (call.ci <= 32) {
-    launch_weight_grad<Math, WeightGradKernel<Math, 32, 128, 32, 32>>(call, w);
-  } else if (call.ci <= 64 || sizeof(T) == 2) {
-    launch_weight_grad<Math, WeightGradKernel<Math, 64, 128, 32, 32>>(call, w);
-  } else if constexpr (sizeof(T) == 4) {
-    launch_weight_grad<Math, WeightGradKernel<Math, 128, 128, 64, 32>>(call, w);
+    offer.template operator()<64, 64, sizeof(T) == 8 ? 4 : 8, 4>();
+  } else {
+    offer.template operator()<32, 128, 32, 32>();
+    offer.template operator()<64, 128, 32, 32>();
+    if constexpr (sizeof(T) == 4) offer.template operator()<128, 128, 64, 32>();
   }
 }
 

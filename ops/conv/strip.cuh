@@ -26,9 +26,13 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
 
 bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+/// How many sums of the weight's size that makes before they are added, of tensors that start at multiples of
+/// 16 bytes.
+std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 /// The same, where two or three rows of x meet a row of y.
 bool strip_weight_grad_rows_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 void strip_weight_grad_rows(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                             const Tensor& w);
+std::int64_t strip_weight_grad_rows_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 
 }  // namespace tapedeck::cu

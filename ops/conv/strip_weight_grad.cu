@@ -325,6 +325,15 @@ bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layou
          (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, 16, a).m > 0;
 }
 
+std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
+  if (strip_weight_grad_rows_fits(g, dtype, layout)) return strip_weight_grad_rows_splits(g, dtype, layout);
+  const int bytes = static_cast<int>(size_of(dtype));
+  WeightGradArguments a;
+  arguments_of(g, dtype, layout == Layout::nhwc, copy_bytes(nullptr, g.w.out, bytes),
+               copy_bytes(nullptr, g.w.in, bytes), a);
+  return a.splits;
+}
+
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const DeviceScope scope(w.device());
   const int bytes = static_cast<int>(size_of(w.dtype()));

@@ -381,19 +381,32 @@ bool thin_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout
   return thin_fits(g, dtype, x, y) && g.co == 1;
 }
 
+namespace {
+
+constexpr int kFew = 2, kMany = 4;  // rows of a thread at strides of 2 and 1
+
+std::int64_t weight_grad_rows(const ConvTranspose2dGeometry& g) {
+  return ceil_div(g.h.in, g.h.stride == 1 ? kMany : kFew);
+}
+
+}  // namespace
+
+// Two blocks for each multiprocessor of an H100, as far as each thread has a place.
+std::int64_t thin_weight_grad_splits(const ConvTranspose2dGeometry& g) {
+  return std::clamp<std::int64_t>(
+      2 * 264 / ceil_div(g.ci, kChannels), 1,
+      std::max<std::int64_t>(1, ceil_div(g.n * weight_grad_rows(g) * g.w.in, kBlock)));
+}
+
 void thin_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   ThinArguments a = sizes_of(g);
   a.from = x.data<float>();
   a.w = y.data<float>();
-  constexpr int kFew = 2, kMany = 4;
   const int kernel = static_cast<int>(g.h.kernel), stride = static_cast<int>(g.h.stride);
-  const std::int64_t rows = ceil_div(g.h.in, stride == 1 ? kMany : kFew), columns = g.w.in;
+  const std::int64_t rows = weight_grad_rows(g), columns = g.w.in;
   a.rows = Divider(rows), a.columns = Divider(columns);
   a.threads = static_cast<int>(g.n * rows * columns);
-  // Two blocks for each multiprocessor of an H100, as far as each thread has a place.
-  const std::int64_t groups = ceil_div(g.ci, kChannels);
-  const std::int64_t blocks =
-      std::clamp<std::int64_t>(2 * 264 / groups, 1, std::max<std::int64_t>(1, ceil_div(a.threads, kBlock)));
+  const std::int64_t groups = ceil_div(g.ci, kChannels), blocks = thin_weight_grad_splits(g);
   a.share = static_cast<int>(ceil_div(a.threads, blocks));
   const int weights = static_cast<int>(w.count());
   const Workspace<float> sums(w.device(), blocks * weights);

@@ -16,5 +16,7 @@ void thin(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
 /// Whether thin_weight_grad() can compute a call: as above, with one channel of y.
 bool thin_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y);
 void thin_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+/// How many sums of the weight's size that makes before they are added.
+std::int64_t thin_weight_grad_splits(const ConvTranspose2dGeometry& g);
 
 }  // namespace tapedeck::cu

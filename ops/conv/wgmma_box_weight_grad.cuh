@@ -340,10 +340,8 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   call.y_channels = y_images.group_channels;
   const int taps = static_cast<int>(g.h.kernel) * call.kernel_w;
   call.rows = taps * call.y_channels;
-  // As many blocks as an H100 runs at once, but some work for each.
-  const std::int64_t wanted = std::clamp<std::int64_t>(132 / p.works(), 1, ceil_div(p.tiles(), 2));
-  call.split_tiles = static_cast<int>(ceil_div(p.tiles(), wanted));
-  const int splits = static_cast<int>(ceil_div(p.tiles(), call.split_tiles));
+  call.split_tiles = p.split_tiles();
+  const int splits = p.splits();
   const Workspace<float> parts(w.device(), std::int64_t{splits} * call.groups * call.rows * call.ci);
   call.parts = parts.data();
   switch (p.atoms) {

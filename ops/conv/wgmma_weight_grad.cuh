@@ -20,6 +20,7 @@
 
 #include <algorithm>
 
+#include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
@@ -308,8 +309,9 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   const cudaStream_t stream = stream_of(w.device());
   call.tiles_m = static_cast<int>(ceil_div(call.rows, K::BM));
   call.tiles_n = static_cast<int>(ceil_div(call.ci, K::BN));
-  call.chunks = static_cast<int>(ceil_div(call.pixels, K::Loader::kPixels));
   const std::int64_t tiles = std::int64_t{call.tiles_m} * call.tiles_n;
+  const PixelSplits share(call.pixels, tiles * call.groups, 132, K::Loader::kPixels, 8);
+  call.chunks = share.chunks, call.split_chunks = share.split_chunks, call.splits = share.splits;
   const Workspace<uint4> packed(
       w.device(), std::int64_t{call.groups} * call.chunks * call.tiles_n * (Tile::kBBytes / kVectorBytes));
   call.packed = packed.data();
@@ -318,11 +320,6 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
               static_cast<unsigned>(call.groups)),
          kThreads, 0, stream>>>(call);
   check_launch("conv: pack pixels");
-  // As many blocks as an H100 runs at once, but some work for each.
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(132 / (tiles * call.groups), 1, ceil_div(call.chunks, 8));
-  call.split_chunks = static_cast<int>(ceil_div(call.chunks, wanted));
-  call.splits = static_cast<int>(ceil_div(call.chunks, call.split_chunks));
   const std::int64_t count = std::int64_t{call.groups} * call.rows * call.ci;
   const Workspace<float> parts(w.device(), call.splits * count);
   call.parts = parts.data();
@@ -366,8 +363,9 @@ void gathered_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
   const auto launch = [&]<int kN>() {
     launch_wgmma_weight_grad<WarpgroupTile<Math, 1, kN, kFlush, kABytes>>(call, w);
   };
-  if (call.ci <= 32) return launch.template operator()<32>();
-  if (call.ci <= 64) return launch.template operator()<64>();
+  const int n = gathered_channels(call.ci);
+  if (n == 32) return launch.template operator()<32>();
+  if (n == 64) return launch.template operator()<64>();
   launch.template operator()<128>();
 }
 

@@ -23,7 +23,6 @@ inline int map_splits(const Plan& p, std::int64_t tiles) {
 /// An estimate of the time in clocks with tiles of bm x bn on 132 multiprocessors: of a chunk, its products
 /// on tensor cores or the copies of its operands, and what it costs besides; then results are written.
 inline double windows_clocks(const Plan& p, int bm, int bn, int parts) {
-  const auto count = [](std::int64_t all, std::int64_t size) { return (all + size - 1) / size; };
   constexpr int kChunk = kVectors * kVectorBytes;  // of a row of a tile
   const std::int64_t tiles = count(p.most_rows(), bm) * p.phases() * count(p.to_channels, bn) * p.groups;
   const double chunk =
