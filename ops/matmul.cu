@@ -142,6 +142,11 @@ struct Plan {
     const Preference owner(preference);
     constexpr std::uint64_t kMostScratch = std::uint64_t{32} << 20;
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostScratch);
+    // Parts of a sum are not rounded to 16 bits before they are added.
+    if (types.data != types.scale) {
+      set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    }
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_b);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_a);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_c);
@@ -262,6 +267,14 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
   p.bias = p.relu = false;
   check(run_all(bias.defined() ? 1 : 0), "matmul: cuBLASLt has no algorithm for a ", a, " and b ", b);
   if (negative_slope != 1) rectify(out, negative_slope);
+}
+
+std::int64_t matmul_workspace(Device device, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
+                              Transpose ta, Transpose tb, bool has_bias) {
+  const Product p{
+      m,    n, k, 1, ta == Transpose::yes, tb == Transpose::yes, 0, 0, has_bias && dtype != DType::float64,
+      false};
+  return static_cast<std::int64_t>(plan_of(device, p, dtype, nullptr, nullptr, nullptr).scratch);
 }
 
 }  // namespace tapedeck::cu

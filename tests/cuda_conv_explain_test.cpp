@@ -63,6 +63,20 @@ TEST(CudaConvExplain, NamesWhatRuns) {
   EXPECT_THAT(to_string(e), HasSubstr("1.6 MB, workspace 3.0 MB, at least"));
 }
 
+TEST(CudaConvExplain, TakesMatrixProductsOfOnePixel) {
+  const auto forward = [](const Layer& layer, DType dtype) { return layer.on(dtype, nchw).forward; };
+  const Layer small{{128, 100, 1, 1}, {100, 512, 4, 4}, {.stride = 9}};
+  EXPECT_EQ(forward(small, DType::float32).kernel, "matrix");
+  EXPECT_EQ(forward(small, DType::float32).reason, "x is one pixel, and y of the kernel's size");
+  // cuBLASLt has no tensor cores for float32's accuracy.
+  const Layer large{{4096, 512, 1, 1}, {512, 512, 4, 4}, {}};
+  EXPECT_EQ(forward(large, DType::float32).kernel, "wgmma");
+  EXPECT_EQ(forward(large, DType::bfloat16).kernel, "matrix");
+  // A row that no tap reaches.
+  EXPECT_EQ(forward({small.x, small.w, {.stride = 2, .output_padding = {1, 0}}}, DType::float32).kernel,
+            "wgmma");
+}
+
 TEST(CudaConvExplain, CountsTheWorkspace) {
   const Layer wide{{2, 256, 16, 16}, {256, 256, 4, 4}};
   const double weight = 256 * 256 * 16;
@@ -116,12 +130,15 @@ TEST(CudaConvExplain, NamesVariants) {
                     windows = "wgmma (windows gathered for each tap)";
   EXPECT_EQ(choices_of("kb57", float32, nchw), three(two_halves));
   EXPECT_EQ(choices_of("kb57", bfloat16, nchw), three(boxes));
-  EXPECT_EQ(choices_of("dcgan1", float32, nchw), three(windows));
+  EXPECT_EQ(choices_of("dcgan1", float32, nchw), three("matrix"));
+  EXPECT_EQ(choices_of("dcgan1", bfloat16, nchw, false), three("matrix"));
+  EXPECT_EQ(choices_of("dcgan1", DType::float64, nchw), three("matrix"));
   EXPECT_EQ(choices_of("dcgan4", bfloat16, nchw),
             concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::wgmma);
     EXPECT_EQ(choices_of("kb81", float32, nchw), three(windows));
+    EXPECT_EQ(choices_of("dcgan1", float32, nchw), three(windows));
   }
   set_float32_precision(Precision::high);
   EXPECT_EQ(choices_of("kb57", float32, nchw), three(halves));

@@ -13,6 +13,7 @@
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/matrix.h>
 #include <tapedeck/ops/conv/pack.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
@@ -23,10 +24,10 @@ namespace tapedeck {
 namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
-    ConvAlgorithm::winograd,  ConvAlgorithm::depthwise, ConvAlgorithm::direct, ConvAlgorithm::strip,
-    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes,
-    ConvAlgorithm::halves};
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,    ConvAlgorithm::windows,
+    ConvAlgorithm::winograd,  ConvAlgorithm::matrix,    ConvAlgorithm::depthwise, ConvAlgorithm::direct,
+    ConvAlgorithm::strip,     ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,
+    ConvAlgorithm::boxes,     ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvAlgorithm> forced_here;
@@ -48,6 +49,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "windows";
     case ConvAlgorithm::winograd:
       return "winograd";
+    case ConvAlgorithm::matrix:
+      return "matrix";
     case ConvAlgorithm::depthwise:
       return "depthwise";
     case ConvAlgorithm::direct:

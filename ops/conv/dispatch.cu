@@ -1,5 +1,6 @@
 // Which kernel computes the convolution family on a GPU, as kernels.h states.
 #include <algorithm>
+#include <optional>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/explain.h>
@@ -13,6 +14,7 @@
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/matrix.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
 
@@ -25,9 +27,9 @@ struct Choice {
   const char* reason;
 };
 
-/// What kernels for few channels can compute, and what is taken unless an algorithm is forced.
+/// What kernels of special layers can compute, and what is taken unless an algorithm is forced.
 struct Offer {
-  bool direct = false, depthwise = false, strip = false;
+  bool matrix = false, direct = false, depthwise = false, strip = false;
   Choice natural{ConvAlgorithm::wgmma, "much work a byte"};
 };
 
@@ -36,8 +38,9 @@ Choice choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, con
   if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
   const bool tiles = conv_gemm::fits(g);
   const bool known =
-      a == ConvAlgorithm::reference || (a == ConvAlgorithm::depthwise && offer.depthwise) ||
-      (a == ConvAlgorithm::direct && offer.direct) || (a == ConvAlgorithm::strip && offer.strip) ||
+      a == ConvAlgorithm::reference || (a == ConvAlgorithm::matrix && offer.matrix) ||
+      (a == ConvAlgorithm::depthwise && offer.depthwise) || (a == ConvAlgorithm::direct && offer.direct) ||
+      (a == ConvAlgorithm::strip && offer.strip) ||
       (tiles && (a == ConvAlgorithm::simt || a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma));
   Choice c = known ? Choice{a, "forced"} : offer.natural;
   if (c.algorithm == ConvAlgorithm::wgmma && !tiles)
@@ -55,10 +58,17 @@ Choice choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, con
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
     kThin{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
     kLittleWork{ConvAlgorithm::strip, "few channels, or less than 24 operations a byte"},
-    kFewChannels{ConvAlgorithm::direct, "few channels"};
+    kFewChannels{ConvAlgorithm::direct, "few channels"},
+    kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"};
 
 bool is_accurate(DType dtype) {
   return dtype == DType::float32 && float32_precision() == Precision::highest;
+}
+
+/// Whether matrix products are faster than tiles: but for much work at float32's accuracy, which cuBLASLt
+/// does without tensor cores.
+bool takes_matrix(const ConvTranspose2dGeometry& g, DType dtype) {
+  return !is_accurate(dtype) || g.flops() < 1e9;
 }
 
 double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
@@ -69,7 +79,7 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
                   bool has_wgmma) {
   Offer offer{
-      direct_fits(g),
+      matrix_fits(g, from, to), direct_fits(g),
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
       // They take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
       has_wgmma && from == to && strip_fits(g, transposed, dtype, from)};
@@ -79,7 +89,9 @@ Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
-  if (offer.depthwise) {
+  if (offer.matrix && takes_matrix(g, dtype)) {
+    offer.natural = kOnePixel;
+  } else if (offer.depthwise) {
     offer.natural = kGroupsOfOne;
   } else if (offer.direct && thin_fits(g, dtype, from, to)) {
     offer.natural = kThin;
@@ -97,11 +109,13 @@ Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tenso
 
 Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
   Offer offer{
-      direct_weight_grad_fits(g),
+      matrix_fits(g, x, y), direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
       has_wgmma && x == y && strip_weight_grad_fits(g, dtype, x)};
   const bool strips = offer.strip && (x == Layout::nchw || g.groups > 1);
-  if (offer.depthwise) {
+  if (offer.matrix && takes_matrix(g, dtype)) {
+    offer.natural = kOnePixel;
+  } else if (offer.depthwise) {
     offer.natural = kGroupsOfOne;
   } else if (offer.direct && thin_weight_grad_fits(g, dtype, x, y)) {
     offer.natural = kThin;
@@ -133,12 +147,15 @@ struct Variants {
   DType dtype;
   Layout layout;
   bool has_wgmma;
+  std::optional<Device> device;  // if there is one
 
   ConvChoice of_map(const Choice& c, bool transposed) const {
     if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
     using namespace conv_gemm;
     std::string variant;
     std::int64_t bytes = 0;
+    if (c.algorithm == ConvAlgorithm::matrix && device)
+      bytes = matrix_workspace(g, transposed, dtype, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
@@ -160,6 +177,8 @@ struct Variants {
     using namespace conv_gemm;
     std::string variant;
     std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size
+    if (c.algorithm == ConvAlgorithm::matrix && device)
+      bytes = matrix_weight_grad_workspace(g, dtype, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = weight_grad_workspace(g, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) {
@@ -213,6 +232,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
+    if (algorithm == ConvAlgorithm::matrix) {
+      rectified = true;
+      return matrix(g, true, x, w, bias, y, negative_slope);
+    }
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last(g, true, x, w, bias, y)
                                         : depthwise(g, true, x, w, bias, y);
@@ -240,6 +263,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
+    if (algorithm == ConvAlgorithm::matrix) {
+      rectified = true;
+      return matrix(g, false, y, w, bias, x, negative_slope);
+    }
     if (algorithm == ConvAlgorithm::depthwise) {
       return y.layout() == Layout::nhwc ? depthwise_channels_last(g, false, y, w, bias, x)
                                         : depthwise(g, false, y, w, bias, x);
@@ -264,6 +291,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
       choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device())).algorithm;
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last_weight_grad(g, x, y, w)
                                         : depthwise_weight_grad(g, x, y, w);
@@ -277,16 +305,15 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   });
 }
 
-ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
-  return explain_on(g, dtype, layout, conv_gemm::has_wgmma(device));
-}
+namespace {
 
-ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
+ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma,
+                          std::optional<Device> device) {
   const Choice forward = choose_map(g, true, dtype, layout, layout, has_wgmma),
                input_gradient = choose_map(g, false, dtype, layout, layout, has_wgmma),
                weight_gradient = choose_weight_grad(g, dtype, layout, layout, has_wgmma);
   ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
-  const Variants variants{g, dtype, layout, has_wgmma};
+  const Variants variants{g, dtype, layout, has_wgmma, device};
   e.forward = variants.of_map(forward, true);
   {
     const OperandCopies both(true);  // which decides how the gradients are computed
@@ -297,6 +324,16 @@ ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout
   const double rate = dtype == DType::float64 ? 60e12 : is_accurate(dtype) ? 267e12 : 680e12;
   e.limit = std::max(e.bytes / 4.27e12, e.flops / rate);
   return e;
+}
+
+}  // namespace
+
+ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
+  return explained(g, dtype, layout, conv_gemm::has_wgmma(device), device);
+}
+
+ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
+  return explained(g, dtype, layout, has_wgmma, std::nullopt);
 }
 
 }  // namespace tapedeck::cu

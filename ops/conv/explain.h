@@ -54,7 +54,8 @@ ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layo
 }  // namespace cpu
 namespace cu {
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device);
-/// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU.
+/// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU, and does not
+/// know how much scratch cuBLASLt wants.
 ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);
 }  // namespace cu
 

@@ -51,8 +51,7 @@ template <class T>
 void channelwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                              const Tensor& w);
 
-/// matrix.cpp. Where is_matrix(): one pixel to a map of the kernel's size, y row-major.
-bool is_matrix(const ConvTranspose2dGeometry& g, Layout y);
+/// matrix.cpp. Where is_matrix() (matrix.h).
 template <class T>
 void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to, double negative_slope);

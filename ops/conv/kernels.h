@@ -23,6 +23,7 @@
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
 //                gradients may take then, too; or with operands gathered for each tap (wgmma_choice.cuh).
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
+//   matrix       x is one pixel, y nchw and of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,
 //                depthwise_channels_last_weight_grad.cu).
@@ -32,9 +33,9 @@
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`
-// and `winograd` wherever these can, `windows`, which is none of these; on a GPU `depthwise`, `direct`,
-// `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not have, or what cannot
-// compute a call, counts as `automatic`.
+// and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`, `depthwise`,
+// `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not have, or what
+// cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <optional>
@@ -52,6 +53,7 @@ enum class ConvAlgorithm : std::uint8_t {
   planes,
   windows,
   winograd,
+  matrix,
   depthwise,
   direct,
   strip,

@@ -1,24 +1,9 @@
-// A map of one pixel that becomes a map as large as the kernel: matrix products with the weight as it stands.
-//
-// With x [n,ci], w [ci,m] and y [n,m], m = co*kh*kw: y = x w + bias, x = y w^T + bias, w = x^T y. No layout
-// is changed and nothing is packed but panels of the matrices.
+// What matrix.h describes; nothing is packed but panels of the matrices.
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/gemm.h>
 #include <tapedeck/ops/micro/scratch.h>
 
 namespace tapedeck::cpu {
-
-namespace {
-
-bool covers(const ConvAxis& a) {
-  return a.in == 1 && a.padding == 0 && a.out == a.kernel && (a.dilation == 1 || a.kernel == 1);
-}
-
-}  // namespace
-
-bool is_matrix(const ConvTranspose2dGeometry& g, Layout y) {
-  return g.groups == 1 && covers(g.h) && covers(g.w) && (y == Layout::nchw || g.h.out * g.w.out == 1);
-}
 
 template <class T>
 void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,

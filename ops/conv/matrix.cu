@@ -1,0 +1,70 @@
+// A bias for each channel of y becomes one for each column of the product, which its epilogue adds and
+// rectifies.
+#include <tapedeck/ops/conv/matrix.cuh>
+
+#include <limits>
+
+#include <tapedeck/ops/conv/matrix.h>
+#include <tapedeck/ops/matmul.h>
+#include <tapedeck/ops/reduce.h>
+#include <tapedeck/ops/conv/bulk_writes.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+/// A tensor as matrix of so many columns.
+Tensor of_columns(const Tensor& x, std::int64_t columns) {
+  return x.reshape({x.count() / columns, columns});
+}
+
+/// Columns of y.
+std::int64_t columns_of(const ConvTranspose2dGeometry& g) {
+  return g.co * g.h.kernel * g.w.kernel;
+}
+
+}  // namespace
+
+bool matrix_fits(const ConvTranspose2dGeometry& g, Layout from, Layout to) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  return from == Layout::nchw && to == Layout::nchw && is_matrix(g, Layout::nchw) && g.n > 0 && g.n <= most &&
+         g.ci <= most && columns_of(g) <= most;
+}
+
+void matrix(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+            const Tensor& bias, const Tensor& to, double negative_slope) {
+  announce_bulk_writes(to);
+  const std::int64_t m = columns_of(g);
+  const Tensor weight = of_columns(w, m);
+  if (!transposed) {
+    return matmul(of_columns(from, m), Transpose::no, weight, Transpose::yes, bias, of_columns(to, g.ci),
+                  negative_slope);
+  }
+  Tensor spread;
+  if (bias.defined()) {
+    spread = Tensor::empty({g.co, m / g.co}, bias.options());
+    expand(of_columns(bias, 1), 1, spread);
+    spread = spread.reshape({m});
+  }
+  matmul(of_columns(from, g.ci), Transpose::no, weight, Transpose::no, spread, of_columns(to, m),
+         negative_slope);
+}
+
+void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+  announce_bulk_writes(w);
+  const std::int64_t m = columns_of(g);
+  matmul(of_columns(x, g.ci), Transpose::yes, of_columns(y, m), Transpose::no, {}, of_columns(w, m));
+}
+
+std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Device device) {
+  const std::int64_t m = columns_of(g);
+  if (!transposed) return matmul_workspace(device, dtype, g.n, g.ci, m, Transpose::no, Transpose::yes, false);
+  return matmul_workspace(device, dtype, g.n, m, g.ci, Transpose::no, Transpose::no, true) +
+         m * static_cast<std::int64_t>(size_of(dtype));
+}
+
+std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
+  return matmul_workspace(device, dtype, g.ci, columns_of(g), g.n, Transpose::yes, Transpose::no, false);
+}
+
+}  // namespace tapedeck::cu
