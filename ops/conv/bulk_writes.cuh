@@ -5,8 +5,8 @@
 
 namespace tapedeck::cu {
 
-/// compute-sanitizer's initcheck does not see what such copies write. Where a checker runs (where
-/// caches_memory() is false), fills a result with NaN before they do.
+/// compute-sanitizer's initcheck does not see what such copies write. Where a checker runs, with
+/// TAPEDECK_CUDA_CACHE=0, fills a result with NaN before they do.
 inline void announce_bulk_writes(const Tensor& result) {
   static const bool checked = !caches_memory();
   if (!checked) return;
