@@ -139,6 +139,13 @@ Tensor Tensor::reshape(std::span<const std::int64_t> sizes) const {
   return view;
 }
 
+Tensor Tensor::flat() const {
+  Tensor view = *this;
+  view.shape_ = {count()};
+  view.layout_ = Layout::nchw;
+  return view;
+}
+
 Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
   check(rank() >= 1 && 0 <= begin && begin <= end && end <= size(0), "slice: rows ", begin, " to ", end,
         " are out of range for ", shape_);

@@ -148,6 +148,8 @@ class Tensor {
     return reshape(std::span(sizes.begin(), sizes.size()));
   }
   Tensor reshape(const Shape& shape) const { return reshape(std::span(shape.begin(), shape.end())); }
+  /// The same bytes as one dimension, in the order that they have in memory.
+  Tensor flat() const;
   /// Rows [begin, end) of the leading dimension; shares the bytes.
   Tensor slice(std::int64_t begin, std::int64_t end) const;
 

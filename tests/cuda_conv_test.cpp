@@ -47,7 +47,8 @@ ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
 /// own under the sanitizers, each of which has one algorithm.
 bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   const ConvAlgorithm forced = conv_algorithm();
-  if (std::getenv("CUDA_FORCE_PTX_JIT") != nullptr && is_matrix(g, layout)) return false;  // cuBLAS has none
+  if (std::getenv("CUDA_FORCE_PTX_JIT") != nullptr && is_matrix(g, Layout::nchw))
+    return false;  // cuBLAS has none
   if (!is_sanitized() || forced == ConvAlgorithm::automatic) return true;
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
   const bool boxes = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves;
@@ -194,7 +195,8 @@ TEST_F(CudaConv, OnePixelToAMap) {
       {{.n = 5, .ci = 8, .co = 6, .kernel = {3, 3}, .dilation = {2, 1}}, false},
       {{.n = 5, .ci = 8, .co = 6, .groups = 2, .kernel = {3, 3}}, false},
       {{.n = 5, .ci = 8, .co = 6, .in = {1, 2}, .kernel = {3, 3}}, false},
-      {{.n = 5, .ci = 8, .co = 6, .kernel = {3, 3}, .nhwc = true}, false},
+      {{.n = 5, .ci = 8, .co = 6, .kernel = {3, 3}, .nhwc = true}, true},
+      {{.n = 40, .ci = 65, .co = 32, .kernel = {4, 4}, .nhwc = true}, true},
   };
   Share share;
   ConvRandom random(29);

@@ -19,6 +19,8 @@ TEST(Tensor, LayoutChangesTheBytesAndNotTheValues) {
   EXPECT_EQ(y.data<float>()[1], 3.f);
   EXPECT_EQ(y.to_vector<float>(), x.to_vector<float>());
   EXPECT_EQ(y.reshape({6}).to_vector<float>(), x.to_vector<float>());
+  EXPECT_THAT(y.flat().to_vector<float>(), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_TRUE(y.flat().shares_storage(y));
 }
 
 TEST(Tensor, SliceAndReshapeShareBytes) {

@@ -79,7 +79,7 @@ double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
 Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
                   bool has_wgmma) {
   Offer offer{
-      matrix_fits(g, from, to), direct_fits(g),
+      matrix_fits(g), direct_fits(g),
       depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
       // They take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
       has_wgmma && from == to && strip_fits(g, transposed, dtype, from)};
@@ -109,7 +109,7 @@ Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tenso
 
 Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
   Offer offer{
-      matrix_fits(g, x, y), direct_weight_grad_fits(g),
+      matrix_fits(g), direct_weight_grad_fits(g),
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
       has_wgmma && x == y && strip_weight_grad_fits(g, dtype, x)};
   const bool strips = offer.strip && (x == Layout::nchw || g.groups > 1);
@@ -155,7 +155,7 @@ struct Variants {
     std::string variant;
     std::int64_t bytes = 0;
     if (c.algorithm == ConvAlgorithm::matrix && device)
-      bytes = matrix_workspace(g, transposed, dtype, *device);
+      bytes = matrix_workspace(g, transposed, dtype, layout, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
@@ -178,7 +178,7 @@ struct Variants {
     std::string variant;
     std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size
     if (c.algorithm == ConvAlgorithm::matrix && device)
-      bytes = matrix_weight_grad_workspace(g, dtype, *device);
+      bytes = matrix_weight_grad_workspace(g, dtype, layout, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = weight_grad_workspace(g, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) {

@@ -1,5 +1,5 @@
 // A bias for each channel of y becomes one for each column of the product, which its epilogue adds and
-// rectifies.
+// rectifies. Where y has its channels last, so does a copy of the weight.
 //
 // What there is to do is too little for tiles of pixels, which gather one pixel for each tap. On an H200 (us,
 // dcgan1 of bench/compare_gpu.py, before: wgmma kernels): float32 forward 8.5 (36.9), input gradient 15.8
@@ -18,58 +18,74 @@ namespace tapedeck::cu {
 
 namespace {
 
-/// A tensor as matrix of so many columns.
+/// A tensor's memory as matrix of so many columns.
 Tensor of_columns(const Tensor& x, std::int64_t columns) {
-  return x.reshape({x.count() / columns, columns});
+  return x.flat().reshape({-1, columns});
 }
 
-/// Columns of y.
+/// Columns of y: channels and taps, in the order of y's memory.
 std::int64_t columns_of(const ConvTranspose2dGeometry& g) {
   return g.co * g.h.kernel * g.w.kernel;
+}
+Layout order_of(const ConvTranspose2dGeometry& g, Layout y) {
+  return g.h.kernel * g.w.kernel == 1 ? Layout::nchw : y;
 }
 
 }  // namespace
 
-bool matrix_fits(const ConvTranspose2dGeometry& g, Layout from, Layout to) {
+bool matrix_fits(const ConvTranspose2dGeometry& g) {
   const std::int64_t most = std::numeric_limits<std::int32_t>::max();
-  return from == Layout::nchw && to == Layout::nchw && is_matrix(g, Layout::nchw) && g.n > 0 && g.n <= most &&
-         g.ci <= most && columns_of(g) <= most;
+  return is_matrix(g, Layout::nchw) && g.n > 0 && g.n <= most && g.ci <= most && columns_of(g) <= most;
 }
 
 void matrix(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to, double negative_slope) {
   announce_bulk_writes(to);
   const std::int64_t m = columns_of(g);
-  const Tensor weight = of_columns(w, m);
+  const Layout order = order_of(g, transposed ? to.layout() : from.layout());
+  const Tensor weight = of_columns(w.to(order), m);
   if (!transposed) {
     return matmul(of_columns(from, m), Transpose::no, weight, Transpose::yes, bias, of_columns(to, g.ci),
                   negative_slope);
   }
   Tensor spread;
   if (bias.defined()) {
-    spread = Tensor::empty({g.co, m / g.co}, bias.options());
-    expand(of_columns(bias, 1), 1, spread);
-    spread = spread.reshape({m});
+    const std::int64_t taps = m / g.co;
+    const bool last = order == Layout::nhwc;
+    spread = Tensor::empty(last ? Shape{taps, g.co} : Shape{g.co, taps}, bias.options());
+    expand(bias.reshape(last ? Shape{1, g.co} : Shape{g.co, 1}), 1, spread);
+    spread = spread.flat();
   }
   matmul(of_columns(from, g.ci), Transpose::no, weight, Transpose::no, spread, of_columns(to, m),
          negative_slope);
 }
 
 void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
-  announce_bulk_writes(w);
   const std::int64_t m = columns_of(g);
-  matmul(of_columns(x, g.ci), Transpose::yes, of_columns(y, m), Transpose::no, {}, of_columns(w, m));
+  const Layout order = order_of(g, y.layout());
+  const Tensor product = order == w.layout() ? w : Tensor::empty(w.shape(), {w.dtype(), w.device(), order});
+  announce_bulk_writes(product);
+  matmul(of_columns(x, g.ci), Transpose::yes, of_columns(y, m), Transpose::no, {}, of_columns(product, m));
+  if (order != w.layout()) w.copy_(product);
 }
 
-std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Device device) {
-  const std::int64_t m = columns_of(g);
-  if (!transposed) return matmul_workspace(device, dtype, g.n, g.ci, m, Transpose::no, Transpose::yes, false);
-  return matmul_workspace(device, dtype, g.n, m, g.ci, Transpose::no, Transpose::no, true) +
-         m * static_cast<std::int64_t>(size_of(dtype));
+std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout,
+                              Device device) {
+  const std::int64_t m = columns_of(g), bytes = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t weight = order_of(g, layout) == Layout::nchw ? 0 : g.weight_shape().count() * bytes;
+  if (!transposed)
+    return weight + matmul_workspace(device, dtype, g.n, g.ci, m, Transpose::no, Transpose::yes, false);
+  return weight + matmul_workspace(device, dtype, g.n, m, g.ci, Transpose::no, Transpose::no, true) +
+         m * bytes;
 }
 
-std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
-  return matmul_workspace(device, dtype, g.ci, columns_of(g), g.n, Transpose::yes, Transpose::no, false);
+std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
+                                          Device device) {
+  const std::int64_t weight = order_of(g, layout) == Layout::nchw
+                                  ? 0
+                                  : g.weight_shape().count() * static_cast<std::int64_t>(size_of(dtype));
+  return weight +
+         matmul_workspace(device, dtype, g.ci, columns_of(g), g.n, Transpose::yes, Transpose::no, false);
 }
 
 }  // namespace tapedeck::cu

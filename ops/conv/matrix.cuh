@@ -6,15 +6,17 @@
 
 namespace tapedeck::cu {
 
-/// Whether these can compute a call on tensors of these layouts.
-bool matrix_fits(const ConvTranspose2dGeometry& g, Layout from, Layout to);
+/// Whether these can compute a call, on tensors of any layout.
+bool matrix_fits(const ConvTranspose2dGeometry& g);
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void matrix(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to, double negative_slope);
 void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
 /// The bytes that these take beside their tensors of this type, where only y has a bias.
-std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Device device);
-std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);
+std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout,
+                              Device device);
+std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
+                                          Device device);
 
 }  // namespace tapedeck::cu

@@ -1,7 +1,7 @@
 // A map of one pixel that becomes a map as large as the kernel: matrix products with the weight as it stands.
 //
-// With x [n,ci], w [ci,m] and y [n,m], m = co*kh*kw: y = x w + bias, x = y w^T + bias, w = x^T y. No layout
-// is changed, and no weight is packed. matrix.cpp, matrix.cu.
+// With x [n,ci], w [ci,m] and y [n,m], m = co*kh*kw: y = x w + bias, x = y w^T + bias, w = x^T y. In nchw no
+// layout is changed, and no weight is packed. matrix.cpp, matrix.cu.
 #pragma once
 
 #include <tapedeck/core/tensor.h>
