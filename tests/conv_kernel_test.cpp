@@ -54,6 +54,22 @@ TEST(ConvKernels, RowsThatNoTapReachesAreLeftOut) {  // each third at least, of 
     expect_fast_equals_reference(c);
 }
 
+TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of fewer for many threads
+  const LayerCase c{"", {13, 128, 4, 3}, {128, 112, 4, 4}, {.stride = 2, .padding = 1}};
+  const int before = num_threads();
+  set_conv_algorithm(ConvAlgorithm::reference);
+  const Results expected = run(c, Layout::nchw, DType::float32);
+  set_conv_algorithm(ConvAlgorithm::winograd);
+  for (int threads : {1, 5}) {
+    set_num_threads(threads);
+    const Results got = run(c, Layout::nchw, DType::float32);
+    EXPECT_LT(difference(got.y, expected.y), 1e-5);
+    EXPECT_LT(difference(got.gx, expected.gx), 1e-5);
+  }
+  set_conv_algorithm(ConvAlgorithm::automatic);
+  set_num_threads(before);
+}
+
 TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lines, wherever rows begin
   for (const LayerCase& c :
        {LayerCase{"", {2, 4, 400, 400}, {4, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 4}},

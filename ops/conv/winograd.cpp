@@ -23,8 +23,15 @@ namespace tapedeck::cpu {
 
 namespace {
 
+constexpr std::int64_t kSize = sizeof(float);
 constexpr std::int64_t kItemBytes = 512 << 10;   // of pixels and results of an item
 constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk
+constexpr std::int64_t kItems = 16;              // that keep many threads busy
+constexpr std::int64_t kItemTiles = 48;          // that are enough for an item, to have more of them
+// Tiles of a chunk: the weights of a phase pass through the caches once for all of them, so that many bytes
+// of weights ask for many tiles.
+constexpr std::int64_t kWeightBytesOfTile = 16 << 10;
+constexpr std::int64_t kFewTiles = 24, kManyTiles = 128, kMostTiles = 192;
 
 /// A source on both axes. Its points come `first` after those of others, in all and of its phase.
 struct Part {
@@ -212,20 +219,27 @@ class Winograd {
   void choose_item() {
     const std::int64_t result_row = 2 * axis_h_[0].step * map_.w.to * result_width();
     const auto bytes = [&](std::int64_t rows) {
-      return static_cast<std::int64_t>(sizeof(float)) *
-             ((in_place_ ? 0 : winograd_most_reads(axis_h_, map_.h.from, rows) * row_elements()) +
-              rows * result_row);
+      return kSize * ((in_place_ ? 0 : winograd_most_reads(axis_h_, map_.h.from, rows) * row_elements()) +
+                      rows * result_row);
     };
-    band_ = tile_rows_;
-    while (band_ > 1 && bytes(band_) > kItemBytes) band_ = (band_ + 1) / 2;
-    images_ = band_ < tile_rows_ ? 1 : std::clamp<std::int64_t>(kItemBytes / bytes(band_), 1, map_.n);
-    const auto items = [&] { return (map_.n + images_ - 1) / images_ * ((tile_rows_ + band_ - 1) / band_); };
     const std::int64_t wide = phases_[0].w->tiles;
-    while (images_ > 1 && items() < 16 && images_ * band_ * wide > 48) images_ = (images_ + 1) / 2;
-    while (band_ > 1 && items() < 16 && images_ * band_ * wide > 48) band_ = (band_ + 1) / 2;
-    const std::int64_t tile =
-        static_cast<std::int64_t>(sizeof(float)) * (most_points_ * depth_ + kMostPoints * packed_.width);
-    chunk_ = std::min(images_ * band_ * wide, std::clamp<std::int64_t>(kChunkBytes / tile, 24, 192));
+    const std::int64_t weights = kSize * most_points_ * map_.from_channels * map_.to_channels;
+    const std::int64_t least = std::clamp(weights / kWeightBytesOfTile, kFewTiles, kManyTiles);
+    band_ = tile_rows_;
+    while (band_ > 1 && band_ * wide >= 2 * least && bytes(band_) > kItemBytes) band_ = (band_ + 1) / 2;
+    const std::int64_t images =
+        std::max(kItemBytes / bytes(band_), least / std::max<std::int64_t>(1, band_ * wide));
+    images_ = band_ < tile_rows_ ? 1 : std::clamp<std::int64_t>(images, 1, map_.n);
+    const auto are_too_few = [&] {
+      const std::int64_t items = (map_.n + images_ - 1) / images_ * ((tile_rows_ + band_ - 1) / band_);
+      const std::int64_t tiles = images_ * band_ * wide;
+      return (items < kItems && tiles > std::max(least, kItemTiles)) ||
+             (items < num_threads() && tiles > kItemTiles);
+    };
+    while (images_ > 1 && are_too_few()) images_ = (images_ + 1) / 2;
+    while (band_ > 1 && are_too_few()) band_ = (band_ + 1) / 2;
+    const std::int64_t tile = kSize * (most_points_ * depth_ + kMostPoints * packed_.width);
+    chunk_ = std::min(images_ * band_ * wide, std::clamp(kChunkBytes / tile, least, kMostTiles));
   }
 
   std::int64_t tile_rows(const Phase& phase, const Item& item) const {
