@@ -29,6 +29,14 @@ inline Vector<float> load_lanes(const float* from, std::uint16_t lanes) {
   return reinterpret_cast<Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
 }
 
+/// Asks for V vectors of a tensor whose rows follow each other, a page before they are read: a processor's
+/// own requests stop where a page ends.
+template <int V>
+inline void ask_ahead(const float* from) {
+  constexpr std::int64_t kAhead = 1024;  // elements
+  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) __builtin_prefetch(from + kAhead + v * kLanes<float>, 0, 2);
+}
+
 template <int Taps, int At, int V>
 [[gnu::always_inline]] inline void spread_tile(const PairTask& t, const float* x, float* y, std::int64_t m) {
   constexpr int L = kLanes<float>;
@@ -119,6 +127,7 @@ template <int Taps, int At, int V>
   for (std::int64_t i = 0; i < t.tap_rows; ++i, y += t.tap_row, weights += t.weight_row) {
     PairsOfRow<V> pairs(y, m, t.lanes);
     pairs.advance(y, m, t.lanes);
+    if (i + 2 >= t.tap_rows) ask_ahead<2 * V>(y + 2 * m);  // rows that the results before have not read
     for_each_constant<Taps>([&]<int k>() {
       const Vector<float> w = broadcast(weights[k]);
       TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
@@ -154,6 +163,8 @@ void pair_sums(const PairTask& t) {
     PairsOfRow<1> pairs(y, 0, t.lanes);
     for (std::int64_t m = 0; m < t.count; m += L) {
       pairs.advance(y, m, t.lanes);
+      ask_ahead<2>(y + 2 * m);
+      ask_ahead<1>(x + m);
       Vector<float> factors[Rows];
       TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
         factors[r] = load(x + r * t.tap_row + m, part<float>(t.count, m));
