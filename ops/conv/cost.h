@@ -22,6 +22,7 @@ constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in pl
 constexpr double kRow = 15;                                  // of a row of planes
 constexpr double kFarRow = 30;                               // and of one that comes from memory
 constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
+constexpr double kFarTransposed = 0.6;                       // of an element then, beside the transpose
 constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
 constexpr double kMapped = 0.2, kMappedForSums = 0.4;        // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;                     // of a tensor, for its sums
@@ -88,11 +89,16 @@ double plane_products(const ConvTranspose2dGeometry& g, const PlaneAxis& h, cons
          static_cast<double>(lanes);
 }
 
+/// Whether x and y come from memory.
+template <class T>
+bool is_far(const ConvTranspose2dGeometry& g) {
+  return static_cast<double>((g.x_shape().count() + g.y_shape().count()) * sizeof(T)) > kFarBytes;
+}
+
 /// What rows of planes that come from memory cost beside their elements.
 template <class T>
 double far_rows(const ConvTranspose2dGeometry& g) {
-  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * sizeof(T));
-  return bytes > kFarBytes ? kFarRow * static_cast<double>(g.n * (g.ci * g.h.in + g.co * g.h.out)) : 0;
+  return is_far<T>(g) ? kFarRow * static_cast<double>(g.n * (g.ci * g.h.in + g.co * g.h.out)) : 0;
 }
 
 /// The costs of the results of a direction.
@@ -119,7 +125,8 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
                                   kPackedForPlanes * weights + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
-  const double moved = kTransposed * read + kTransposedBack * written,
+  const double moved = kTransposed * read + kTransposedBack * written +
+                       (is_far<T>(g) ? kFarTransposed * (x + y) : 0),
                late = (kTransposedLate - kTransposed) * read;
   const double called =  // some windows hang over each border
       kCalled *
