@@ -1,7 +1,7 @@
 // c = a b + bias: b is packed into panels as wide as a tile of registers, [panel][k][width]; rows of a are
-// read as they are, or from a copy if a is transposed. A thread takes one panel and a band of rows at a time
-// and goes along k in blocks, so that a block of the panel stays in its cache while the band passes. Sums
-// along k have one order, that of k.
+// read as they are, or from a copy if a is transposed. A thread takes one panel at a time, and a band of rows
+// where panels are few, and goes along k in blocks, so that a block of the panel stays in its cache while the
+// rows pass. Sums along k have one order, that of k.
 //
 // A c that is too small to be shared among threads is computed in parts of k, as many as the sizes ask for:
 // a part packs the blocks of b that it multiplies, while they are in the cache, and has sums of its own. The
@@ -114,16 +114,8 @@ class Gemm {
   }
 
   void by_panels() const {
-    const Scratch<T> packed(columns() * k_), copied(a_.transposed ? m_ * k_ : 0);
+    const Scratch<T> copied(a_.transposed ? m_ * k_ : 0);
     const std::int64_t blocks = (k_ + kDepth - 1) / kDepth;
-    parallel_for(panels_ * blocks, 1 + (1 << 15) / (kernels_.lanes * kDepth),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t i = begin; i < end; ++i) {
-                     const std::int64_t panel = i / blocks, k0 = i % blocks * kDepth;
-                     pack(panel, k0, std::min(kDepth, k_ - k0),
-                          packed.data() + first_column(panel) * k_ + k0 * width(panel));
-                   }
-                 });
     if (a_.transposed) {
       parallel_for(blocks, 1 + (1 << 15) / (m_ * kDepth), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t k0 = begin * kDepth; k0 < std::min(k_, end * kDepth); k0 += kDepth) {
@@ -134,6 +126,16 @@ class Gemm {
     }
 
     const MatrixView<T> left{a_.transposed ? copied.data() : a_.data, a_.transposed ? k_ : a_.step, false};
+    if (panels_ >= kItems) return each_panel(left);
+    const Scratch<T> packed(columns() * k_);
+    parallel_for(panels_ * blocks, 1 + (1 << 15) / (kernels_.lanes * kDepth),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     const std::int64_t panel = i / blocks, k0 = i % blocks * kDepth;
+                     pack(panel, k0, std::min(kDepth, k_ - k0),
+                          packed.data() + first_column(panel) * k_ + k0 * width(panel));
+                   }
+                 });
     std::int64_t band = kBand;
     while (band > kLeastBand && panels_ * ((m_ + band - 1) / band) < kItems) band /= 2;
     const std::int64_t bands = (m_ + band - 1) / band;
@@ -150,6 +152,26 @@ class Gemm {
         } while (k0 < k_);
         const std::int64_t column = first_column(panel);
         rectify(c_ + row * step_ + column, std::min(band, m_ - row), std::min(width(panel), n_ - column));
+      }
+    });
+  }
+
+  /// Where panels are enough for all threads, one packs a block of a panel just before it multiplies it.
+  void each_panel(const MatrixView<T>& left) const {
+    const double flops = 2.0 * static_cast<double>(m_ * k_) * static_cast<double>(width(0));
+    parallel_for(panels_, grain(flops), [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> packed(width(panels_ - 1) * kDepth);
+      for (std::int64_t panel = begin; panel < end; ++panel) {
+        std::int64_t k0 = 0;
+        do {  // once even if k is 0: c is the bias then
+          const std::int64_t depth = std::min(kDepth, k_ - k0);
+          pack(panel, k0, depth, packed.data());
+          multiply(panel, depth, {left.data + k0, left.step, false}, packed.data(), true, k0 > 0, c_, step_,
+                   m_);
+          k0 += kDepth;
+        } while (k0 < k_);
+        const std::int64_t column = first_column(panel);
+        rectify(c_ + column, m_, std::min(width(panel), n_ - column));
       }
     });
   }

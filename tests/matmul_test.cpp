@@ -63,6 +63,7 @@ TEST(Matmul, EqualsTheDefinitionInBlocks) {
                                 {45, 2100, 70},
                                 {16, 1100, 17},
                                 {7, 9300, 100},
+                                {13, 1100, 1030},
                                 {1, 600, 1}}) {
     const Tensor a = integers({m, k}, 1, DType::float32), b = integers({k, n}, 2, DType::float32);
     const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
@@ -79,8 +80,11 @@ TEST(Matmul, EqualsTheDefinitionInBlocks) {
 }
 
 TEST(Matmul, TheBitsDoNotDependOnTheThreads) {
-  for (const auto& [m, k, n] :
-       {std::array<std::int64_t, 3>{101, 1100, 150}, {45, 2100, 70}, {16, 1100, 17}, {1, 600, 1}}) {
+  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{101, 1100, 150},
+                                {45, 2100, 70},
+                                {16, 1100, 17},
+                                {13, 1100, 1030},
+                                {1, 600, 1}}) {
     const Variable a = randn({m, k}), b = randn({k, n});
     set_num_threads(1);
     const auto alone = matmul(a, b).tensor().to_vector<float>();
