@@ -22,7 +22,7 @@ constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in pl
 constexpr double kRow = 15;                                  // of a row of planes
 constexpr double kFarRow = 30;                               // and of one that comes from memory
 constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
-constexpr double kFarTransposed = 0.6;                       // of an element then, beside the transpose
+constexpr double kFarTransposed = 1.2;                       // of an element then, beside the transpose
 constexpr double kPacked = 1, kPackedForPlanes = 3;          // of a weight
 constexpr double kMapped = 0.2, kMappedForSums = 0.4;        // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;                     // of a tensor, for its sums
@@ -95,6 +95,12 @@ bool is_far(const ConvTranspose2dGeometry& g) {
   return static_cast<double>((g.x_shape().count() + g.y_shape().count()) * sizeof(T)) > kFarBytes;
 }
 
+/// What transposing x and y costs more than in a cache.
+template <class T>
+double far_elements(const ConvTranspose2dGeometry& g) {
+  return is_far<T>(g) ? kFarTransposed * static_cast<double>(g.x_shape().count() + g.y_shape().count()) : 0;
+}
+
 /// What rows of planes that come from memory cost beside their elements.
 template <class T>
 double far_rows(const ConvTranspose2dGeometry& g) {
@@ -125,8 +131,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
                                   kPackedForPlanes * weights + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
-  const double moved = kTransposed * read + kTransposedBack * written +
-                       (is_far<T>(g) ? kFarTransposed * (x + y) : 0),
+  const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
                late = (kTransposedLate - kTransposed) * read;
   const double called =  // some windows hang over each border
       kCalled *
@@ -173,7 +178,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
                 kSumOfLanes * sums + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
-  const double moved = kTransposedLate * (x + y) + kPacked * weights;
+  const double moved = kTransposedLate * (x + y) + far_elements<T>(g) + kPacked * weights;
   // Few rows of lanes wait for each other's sums, except where y's taps of a row are rows of one tile. Pixels
   // of many groups lie far apart.
   const bool is_joined = g.groups == 1 && g.w.kernel > 1 && g.w.dilation == 1;
@@ -190,7 +195,8 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
       g.groups == 1 ? kNever : kLoadedProducts * pairs * static_cast<double>(cx) * all + spread + moved;
   return {planes,
           depthwise_cost<T>(g, 700),
-          winograd_cost<T>(g, Direction::transposed, cx, cy, kMappedForSums) + kTransposedForSums * (x + y),
+          winograd_cost<T>(g, Direction::transposed, cx, cy, kMappedForSums) + kTransposedForSums * (x + y) +
+              far_elements<T>(g),
           wide,
           kNever,
           channelwise};

@@ -143,10 +143,13 @@ void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::
                    std::vector<const void*>& to) {
   const std::int64_t c = images.tensor.size(1), plane = images.tensor.size(2) * images.width();
   const bool planar = images.tensor.layout() == Layout::nchw;
-  const std::int64_t together = images.step == 1 ? rows : 1, runs = planar ? c : 1;
-  for (std::int64_t i = 0; i < runs; ++i) {
-    for (std::int64_t k = row; k < row + rows; k += together) {
-      append_lines(images.at<T>(n, k) + i * plane, together * images.width() * (planar ? 1 : c), to);
+  const std::int64_t pixels = images.width() * (planar ? 1 : c), step = images.step * pixels;
+  const T* first = images.at<T>(n, row);
+  for (std::int64_t i = 0; i < (planar ? c : 1); ++i, first += plane) {
+    if (images.step == 1) {
+      append_lines(first, rows * pixels, to);
+    } else {
+      for (std::int64_t k = 0; k < rows; ++k) append_lines(first + k * step, pixels, to);
     }
   }
 }
