@@ -108,12 +108,23 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
   std::fflush(stdout);
 }
 
+/// Four vectors a thread, which is faster than cudaMemcpyAsync().
+__global__ void __launch_bounds__(1024) copy_kernel(const uint4* from, uint4* to) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * 4096 + threadIdx.x;
+  uint4 values[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = from[first + i * 1024];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[first + i * 1024] = values[i];
+}
+
 void copy() {
   const Tensor from = randn({std::int64_t{1} << 28}, {DType::float32, kCuda}), to = Tensor::empty_like(from);
   const auto stream = static_cast<cudaStream_t>(Context::current(kCuda).stream());
   const double ms = milliseconds(kThorough, [&] {
-    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), to.bytes(), cudaMemcpyDeviceToDevice, stream),
-               "cudaMemcpyAsync");
+    copy_kernel<<<static_cast<unsigned>(to.bytes() / sizeof(uint4) / 4096), 1024, 0, stream>>>(
+        static_cast<const uint4*>(from.raw()), static_cast<uint4*>(to.raw()));
+    check_cuda(cudaGetLastError(), "copy_kernel");
   });
   std::printf("{\"copy_tbs\": %.3f}\n", 2e-9 * static_cast<double>(to.bytes()) / ms);
 }

@@ -83,7 +83,7 @@ if [ "$tests" != none ]; then
   done | tee "$logs/tests.txt"
   for word in "${words[@]:3}"; do
     if [ "$word" = cuda_conv ]; then printf 'cuda_conv %d 4\n' 0 1 2 3; else echo "$word"; fi
-  done | { grep -E "$tests" || true; } | xargs -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |
+  done | { grep -E "$tests" || true; } | xargs -r -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |
     tee -a "$logs/tests.txt"
   ! grep -q '^[a-z_]* *FAILED' "$logs/tests.txt" || failed=1
 fi

@@ -65,10 +65,13 @@ bool is_accurate(DType dtype) {
   return dtype == DType::float32 && float32_precision() == Precision::highest;
 }
 
-/// Whether matrix products are faster than tiles: but for long sums of much work at float32's accuracy, which
-/// cuBLASLt does without tensor cores.
-bool takes_matrix(const ConvTranspose2dGeometry& g, DType dtype, bool long_sums) {
-  return !is_accurate(dtype) || !long_sums || g.flops() < 1.5e9;
+/// Whether matrix products are faster than tiles. Much work is not that cuBLASLt does without tensor cores,
+/// at float32's accuracy, and where y has its channels last, for which a weight is copied and tiles are
+/// faster. `long_sums`: over y, for the input's gradient.
+bool takes_matrix(const ConvTranspose2dGeometry& g, DType dtype, Layout y, bool long_sums) {
+  const bool last = y == Layout::nhwc;
+  const bool tiles = is_accurate(dtype) ? long_sums || last : long_sums && last && size_of(dtype) == 2;
+  return !tiles || g.flops() < (last ? 0.5e9 : 1.5e9);
 }
 
 double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
@@ -89,7 +92,7 @@ Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
   // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
   // stride is above 1.
   const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
-  if (offer.matrix && takes_matrix(g, dtype, !transposed)) {
+  if (offer.matrix && takes_matrix(g, dtype, transposed ? to : from, !transposed)) {
     offer.natural = kOnePixel;
   } else if (offer.depthwise) {
     offer.natural = kGroupsOfOne;
@@ -113,7 +116,7 @@ Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout 
       depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
       has_wgmma && x == y && strip_weight_grad_fits(g, dtype, x)};
   const bool strips = offer.strip && (x == Layout::nchw || g.groups > 1);
-  if (offer.matrix && takes_matrix(g, dtype, false)) {
+  if (offer.matrix && takes_matrix(g, dtype, y, false)) {
     offer.natural = kOnePixel;
   } else if (offer.depthwise) {
     offer.natural = kGroupsOfOne;
