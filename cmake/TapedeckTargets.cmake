@@ -19,9 +19,9 @@ function(tapedeck_sources folder)
       set(source ${PROJECT_SOURCE_DIR}/${folder}/${word}.${extension})
       if(EXISTS ${source})
         list(APPEND sources ${source})
-        # correlate.cpp deals out work: its loops over elements are in ops/micro/.
+        # Some deal out work, and have no loops over elements.
         if(extension STREQUAL cpp AND "${folder}/${word}" MATCHES "^(ops/.*|core/(copy|finite|random))$"
-           AND NOT "${folder}/${word}" STREQUAL "ops/conv/correlate")
+           AND NOT "${folder}/${word}" MATCHES "^ops/(conv/(correlate|dispatch|matrix)|conv2d|conv_transpose2d)$")
           set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${TAPEDECK_LOOP_OPTIONS}")
         endif()
       endif()
