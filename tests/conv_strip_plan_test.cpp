@@ -172,16 +172,55 @@ void check_rows(const ConvCase& c, ConvRandom& random, int element_bytes, bool l
   for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], expected[i]) << "element " << i;
 }
 
-/// Column phases in passes, as strip_transposed_channels_last_kernel multiplies them.
-void check_passes(const ConvCase& c, ConvRandom& random, int element_bytes, bool last) {
+/// That what a pass multiplies are octets of channels, and its sums are where a whole pass's columns are: as
+/// strip_transposed_halves_kernel takes for granted.
+void check_octets(const Strip& p, const Passes& passes) {
+  for (int i = 0; i < p.plan.h.count; ++i)
+    for (int q = 0; q < passes.count; ++q) {
+      const int steps = passes.steps(p, i, q, 0);
+      ASSERT_EQ(steps % 2, 0);
+      for (int e = 0; e < steps * kStep; ++e) {
+        const auto first = passes.element(p, i, q, e / kStep * kStep), element = passes.element(p, i, q, e);
+        const int offset = passes.offset(p, i, first);
+        ASSERT_EQ(offset % kStep, 0);
+        ASSERT_EQ(element.jh, first.jh);
+        if (first.jh >= 0) {
+          ASSERT_EQ(passes.offset(p, i, element), offset + e % kStep);
+        }
+      }
+      int found = 0;
+      for (int place = 0; place < passes.most; ++place) {
+        const int n = passes.phase_at(p, q, place);
+        if (n < 0) continue;
+        ++found;
+        const int column = p.plan.w.phase[passes.order[passes.first[q] + n]].to - p.first_to;
+        ASSERT_EQ(passes.whole ? column : n, place);
+      }
+      ASSERT_EQ(found, passes.phases[q]);
+      ASSERT_TRUE(!passes.whole || passes.most == p.plan.w.phase[0].to_step);
+    }
+}
+
+/// Column phases in passes, as strip_transposed_channels_last_kernel multiplies them; or, with 8 channels of
+/// a pixel `turned` together in shared memory, strip_transposed_halves_kernel.
+void check_passes(const ConvCase& c, ConvRandom& random, int element_bytes, bool last, bool turned = false) {
   Strip p(geometry_of(c), true, element_bytes, last);
   p.plan.from = strides(c.ci, p.plan.from_h, p.plan.from_w);
   p.plan.to = strides(c.co, p.to_h, p.to_w);
-  Passes passes = choose_passes(p, static_cast<int>(random.in(1, 3)));
+  Passes passes = turned ? choose_whole_passes(p) : choose_passes(p, static_cast<int>(random.in(1, 3)));
   if (passes.count < 0) return;
   if (random.in(0, 1) == 1) choose_rows(p);
-  set_random_tile(p, random, p.plan.from_w, p.plan.from_channels);
+  if (turned) {
+    set_random_tile(p, random, p.plan.from_w, (p.plan.from_channels + kStep - 1) / kStep * kStep);
+    p = p.turned();
+  } else {
+    set_random_tile(p, random, p.plan.from_w, p.plan.from_channels);
+  }
   passes.set_tile(p);
+  if (turned) {
+    check_octets(p, passes);
+    if (::testing::Test::HasFailure()) return;
+  }
   const Values x = random.integers(c.x_count()), w = random.integers(c.w_count());
   const Values expected = define_y(c, x, w, {});
   Values y(expected.size(), 0.0);
@@ -216,8 +255,8 @@ void check_passes(const ConvCase& c, ConvRandom& random, int element_bytes, bool
                   const double value = shared[passes.offset(p, i, element) + p.result_offset(a, b)];
                   ASSERT_FALSE(std::isnan(value));
                   const std::int64_t weight = passes.weight(p, group, i, q, n, element, m);
-                  // Only past the last element of a level is something multiplied by no weight.
-                  ASSERT_EQ(weight < 0, element.jh < 0);
+                  // Only past the last element of a level, or channel, is something multiplied by no weight.
+                  ASSERT_EQ(weight < 0, element.jh < 0 || element.channel >= p.plan.from_channels);
                   if (weight >= 0) sum += value * w.at(static_cast<std::size_t>(weight));
                 }
                 if (!exists) continue;
@@ -235,17 +274,22 @@ void check_passes(const ConvCase& c, ConvRandom& random, int element_bytes, bool
   }
 }
 
-/// y as strip_transposed_kernel writes it: rows of a tile to a stage, and its lines to memory.
-void check_stage(const ConvCase& c, ConvRandom& random, int element_bytes) {
+/// y as strip_transposed_kernel writes it: rows of a tile to a stage, and its lines to memory. `congruent`:
+/// as strip_transposed_halves_kernel does.
+void check_stage(const ConvCase& c, ConvRandom& random, int element_bytes, bool congruent) {
   Strip p(geometry_of(c), true, element_bytes);
   p.plan.to = strides(c.co, p.to_h, p.to_w);
   if (choose_passes(p).count < 0) return;
   choose_rows(p);
   set_random_tile(p, random, p.plan.from_w, p.plan.from_channels);
   const int step_h = p.plan.h.phase[0].to_step, block = static_cast<int>(8 * random.in(1, 2));
-  const Stage stage(p, static_cast<int>(random.in(1, 3)), block);
-  EXPECT_EQ(stage.pitch % stage.sector, 0);
-  EXPECT_EQ(stage.pitch * element_bytes / 4 % 32, 8);
+  const int rows = static_cast<int>(random.in(1, 3));
+  const Stage stage = congruent ? Stage::congruent(p, rows, block) : Stage(p, rows, block);
+  if (!congruent) {
+    EXPECT_EQ(stage.pitch % stage.sector, 0);
+    EXPECT_EQ(stage.pitch * element_bytes / 4 % 32, 8);
+  }
+  EXPECT_EQ(stage.row_pitch % stage.sector, 0);
   const int y_shift = static_cast<int>(random.in(0, stage.sector - 1));
   std::vector<int> y(c.y_count(), -1);  // what an element has: its own number
   for (int t = 0; t < p.tiles(); ++t)
@@ -261,17 +305,22 @@ void check_stage(const ConvCase& c, ConvRandom& random, int element_bytes) {
         const int row = tile.a * step_h + p.first_row + i;
         if (row < 0 || row >= p.to_h) continue;
         for (int place = 0; place < block; ++place) {
-          const int channel = Stage::channel(place);
-          ASSERT_EQ(Stage::place(channel), place);
+          const int channel = congruent ? place : Stage::channel(place);
+          if (!congruent) {
+            ASSERT_EQ(Stage::place(channel), place);
+          }
           if (channel >= channels) continue;
-          const int shift = stage.shift(p, base, channel, row, column), line = place * stage.pitch,
-                    from = line + shift;
+          const int shift = stage.shift(p, base, congruent ? 0 : channel, row, column),
+                    line = i % rows * stage.row_pitch + place * stage.pitch, from = line + shift;
           ASSERT_GE(shift, 0);
-          ASSERT_LE(shift + stage.span, stage.pitch);
+          ASSERT_LE(place + 1 == block ? i % rows * stage.row_pitch + stage.row_pitch : line + stage.pitch,
+                    stage.size());
+          // Up to the next line.
+          ASSERT_LE(from + stage.span, place + 1 == block ? (i % rows + 1) * stage.row_pitch
+                                                          : line + stage.pitch + (congruent ? shift : 0));
           const std::int64_t to = image + channel * p.plan.to.c + row * p.plan.to.h + column;
           ASSERT_EQ((y_shift + to - from) % stage.sector, 0);
-          ASSERT_LE(line + stage.pitch, stage.size());
-          const Stage::Span v = stage.vectors(all, shift);
+          const Stage::Span v = stage.vectors(all, from % stage.elements);
           ASSERT_EQ((v.end - v.begin) % stage.elements, 0);
           if (v.end > v.begin) {
             ASSERT_EQ((from + v.begin) % stage.elements, 0);
@@ -335,7 +384,11 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
       check_map(c, random, true, element_bytes, false);
       check_map(c, random, false, element_bytes, false);
       check_passes(c, random, element_bytes, false);
-      check_stage(c, random, element_bytes);
+      check_stage(c, random, element_bytes, false);
+      if (element_bytes == 2) {
+        check_passes(c, random, element_bytes, false, true);
+        check_stage(c, random, element_bytes, true);
+      }
       check_rows(c, random, element_bytes, false);
       check_weight_grad(c, random, element_bytes, false);
       if (::testing::Test::HasFailure()) return;

@@ -64,6 +64,14 @@ struct Passes {
     step_begin[p.plan.h.count * count] = all;
   }
 
+  /// The phase of a pass whose sums are at a place, or -1: places are columns where the pass is `whole`.
+  TAPEDECK_HD int phase_at(const Strip& p, int q, int place) const {
+    if (!whole) return place < phases[q] ? place : -1;
+    for (int n = 0; n < phases[q]; ++n)
+      if (p.plan.w.phase[order[first[q] + n]].to - p.first_to == place) return n;
+    return -1;
+  }
+
   TAPEDECK_HD int all_steps(const Strip& p) const { return step_begin[p.plan.h.count * count]; }
   /// Of phase n of a pass; 0 where it has none such.
   TAPEDECK_HD int steps(const Strip& p, int i, int q, int n) const {
@@ -112,7 +120,8 @@ struct Passes {
     if (tap < 0) return -1;
     return p.plan.weight_index(group, e.channel, m, h.tap + e.jh * h.tap_step, w.tap + tap * w.tap_step);
   }
-  int most = 1;                                         // phases of a pass
+  int most = 1;                                         // phases, or places, of a pass
+  bool whole = false;                                   // one pass, of a place for each column of a step
   int count = 0;                                        // of passes
   int live = 0;                                         // phases that taps reach, which come first in `order`
   int order[kMaxPhases] = {};                           // of column phases
@@ -157,6 +166,26 @@ inline Passes choose_passes(Strip& p) {
   int live = 0;
   for (int j = 0; j < p.plan.w.count; ++j) live += p.plan.w.phase[j].taps > 0;
   return choose_passes(p, live == 4 || live > 6 ? 2 : std::clamp(live, 1, 3));
+}
+
+inline constexpr int kMostPlaces = 5;
+
+/// The same where one pass can be of all columns of a step, those without taps, too.
+inline Passes choose_whole_passes(Strip& p) {
+  const int step = p.plan.w.phase[0].to_step;
+  int live = 0;
+  for (int j = 0; j < p.plan.w.count; ++j) live += p.plan.w.phase[j].taps > 0;
+  if (step <= kMostPlaces && live > 0) {
+    Strip whole = p;
+    Passes passes = choose_passes(whole, live);
+    if (passes.count == 1) {
+      passes.most = step;
+      passes.whole = true;
+      p = whole;
+      return passes;
+    }
+  }
+  return choose_passes(p);
 }
 
 }  // namespace tapedeck::conv_strip

@@ -165,6 +165,15 @@ struct Strip {
     step_begin[plan.phases()] = steps;
   }
 
+  /// The same tile with 8 channels of a pixel together, in pieces of an even number of columns.
+  Strip turned() const {
+    Strip p = *this;
+    p.pixel = kStep;
+    p.pitch = (copies * copy + 1) / 2 * 2 * kStep;
+    p.slot_pitch = chunk / kStep * p.pitch;
+    return p;
+  }
+
   TAPEDECK_HD int tile_bytes() const { return slots * slot_pitch * bytes; }
   /// Elements of `from` that are read for each of a channel and a result of a phase: once from memory, and
   /// what tiles share once more from the cache.

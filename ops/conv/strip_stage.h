@@ -24,12 +24,28 @@ struct Stage {
     // 8 words modulo 32, so that the channels of four threads meet different banks.
     const int least = (span + sector - 1) * p.bytes / 4;
     pitch = ((least + 23) / 32 * 32 + 8) * 4 / p.bytes;
+    row_pitch = channels * pitch;
+  }
+  /// The same of lines that are as far apart as planes of `to`, modulo 32 bytes, in rows of whole sectors:
+  /// all lines of a row have the shift of its first. For 16-bit types.
+  static Stage congruent(const Strip& p, int staged_rows, int block_channels) {
+    Stage stage(p, staged_rows, block_channels);
+    const int sector = stage.sector, least = stage.span + (p.to_h * p.to_w - stage.span) % sector;
+    int fewest = 0;
+    for (int pitch = least < stage.span ? least + sector : least, i = 0; i < 4; ++i, pitch += sector) {
+      const int conflicts = stage.conflicts(pitch, p.plan.w.phase[0].to_step);
+      if (i > 0 && conflicts >= fewest) continue;
+      fewest = conflicts;
+      stage.pitch = pitch;
+    }
+    stage.row_pitch = (block_channels * stage.pitch + 2 * sector - 2) / sector * sector;
+    return stage;
   }
 
   /// Where a channel is among those of a row: those that four threads have first of 8 follow each other.
   TAPEDECK_HD static int place(int channel) { return channel / 8 * 8 + channel % 2 * 4 + channel % 8 / 2; }
   TAPEDECK_HD static int channel(int place) { return place / 8 * 8 + place % 4 * 2 + place / 4 % 2; }
-  TAPEDECK_HD int size() const { return rows * channels * pitch; }  // elements
+  TAPEDECK_HD int size() const { return rows * row_pitch; }  // elements
 
   /// The column of `to` at the start of a tile's lines: it may be before the first.
   TAPEDECK_HD static int first_column(const Strip& p, const Tile& tile) {
@@ -54,7 +70,7 @@ struct Stage {
   TAPEDECK_HD Span vectors(const Span& all, int shift) const {
     const int first = all.begin + (-(shift + all.begin) & (elements - 1));
     if (first >= all.end) return {all.end, all.end};
-    return {first, first + (all.end - first) / elements * elements};
+    return {first, first + ((all.end - first) & -elements)};
   }
 
   static constexpr int kSectorBytes = 32;
@@ -62,7 +78,22 @@ struct Stage {
   int elements = 4, sector = 8;  // of 16 and of 32 bytes
   int span = 0;                  // columns of a tile
   int width = 0;                 // of `to`
-  int pitch = 0;                 // between lines
+  int pitch = 0, row_pitch = 0;  // between lines, and rows
+
+ private:
+  /// Of a warp's words that meet the same bank, the most: of 8 lines and, a step's columns apart, 4 words.
+  static int conflicts(int pitch, int step) {
+    int most = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      int same = 0;
+      for (int other = 0; other < 32; ++other) {
+        const auto word = [&](int l) { return l / 4 * pitch / 2 + l % 4 * step; };
+        same += word(other) % 32 == word(lane) % 32;
+      }
+      most = std::max(most, same);
+    }
+    return most;
+  }
 };
 
 }  // namespace tapedeck::conv_strip

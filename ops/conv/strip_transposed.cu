@@ -16,10 +16,11 @@
 // Rows without taps are written by warps between products.
 //
 // What bounds it should be the writing: stores of 4 bytes a stride apart, as sums lie in registers, would
-// each touch a sector of their own.
+// each touch a sector of their own. 16-bit types have a kernel of their own (strip_transposed_halves.cu), as
+// instructions bound them first.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py): in float32, TF32 and bfloat16 0.29, 0.28 and
-// 0.18 ms, 70, 74 and 58% of a copy's bandwidth, and 0.27, 0.28 and 0.18, 73, 72 and 54%. What helped: lines
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py): in float32 and TF32 0.29 and 0.28 ms, 70
+// and 74% of a copy's bandwidth, and 0.27 and 0.28, 73 and 72%. What helped: lines
 // of whole rows, congruent to memory (kb81 in float32 0.43 to 0.27 ms; lines of half a row 0.35), all column
 // phases of a pixel at once, 16 channels a block instead of 8 (0.31), and no bounds of columns where sums are
 // put. What did not: a second stage or a second tile of x in shared memory (2% at most), and lines of several
@@ -30,59 +31,15 @@
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/box_choice.h>
-#include <tapedeck/ops/conv/strip_stage.h>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
-#include <tapedeck/ops/conv/strip_passes.cuh>
+#include <tapedeck/ops/conv/strip_transposed.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
 
 using namespace conv_strip;
-
-struct TransposedArguments {
-  Strip strip;
-  Passes passes;
-  Stage stage;
-  const void *x, *w, *bias;
-  void* y;
-  int blocks;  // of channels of y of a group
-  int tiles;   // of all images
-  int parts;   // of 16 pixels, of a tile's row
-  Divider by_parts;
-  int buffers, stages;                                 // of a tile of x; of rows of y
-  int offsets, weights, bias_at, entries, tile, ring;  // bytes from the start of shared memory
-  int tile_bytes, stage_bytes;
-};
-
-/// A row of a tile of y.
-struct RowEntry {
-  int pass;  // its phase's first
-  int x;     // bytes from the tile's start to its result's window
-  int row;   // of y, from the tile's
-};
-
-/// Writes `count` elements, the first `shift` past a multiple of 16 bytes. A warp, which begins at a multiple
-/// of 128 bytes, so that no store of 512 meets five lines of the cache for four.
-template <class T>
-__device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
-  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
-  const int lane = static_cast<int>(threadIdx.x) % 32,
-            head = min(count, (kElements - shift) & (kElements - 1));
-  const int vectors = (count - head) / kElements, tail = head + vectors * kElements;
-  Pack<T, kElements> pack;
-#pragma unroll
-  for (T& element : pack.values) element = value;
-  const uint4 vector = __builtin_bit_cast(uint4, pack);
-  uint4* const vectors_to = reinterpret_cast<uint4*>(to + head);
-  const int skip = static_cast<int>(reinterpret_cast<std::uintptr_t>(vectors_to) / kStoreBytes % 8);
-  if (lane >= skip && lane - skip < vectors) vectors_to[lane - skip] = vector;
-#pragma unroll 4
-  for (int v = lane + 32 - skip; v < vectors; v += 32) vectors_to[v] = vector;
-  const int edge = lane < kElements ? lane : tail + lane - kElements;
-  if (lane < kElements ? edge < head : edge < count) to[edge] = value;
-}
 
 /// Writes a line's elements `all`; `from` is its start in shared memory, `shift` past a multiple of 32 bytes.
 /// A thread.
@@ -104,11 +61,12 @@ __device__ __forceinline__ void write_line(const Stage& stage, T* to, const T* f
 }
 
 /// kP column phases at once, kC * 8 channels of y.
-template <class T, int kParts, int kP, int kC>
+template <int kParts, int kP, int kC>
 __global__ void __launch_bounds__(kThreads, 2)
     strip_transposed_kernel(const __grid_constant__ TransposedArguments call) {
   extern __shared__ uint4 shared[];
   char* const memory = reinterpret_cast<char*>(shared);
+  using T = float;
   constexpr int kBytes = static_cast<int>(sizeof(T)), kElements = kStoreBytes / kBytes, kChannels = kC * 8;
   constexpr bool kSplit = kParts == 3;
   using P = Product<T, kParts, false, kSplit>;
@@ -152,23 +110,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         exists ? convert<float>(static_cast<const T*>(call.bias)[channel + static_cast<int>(threadIdx.x)])
                : 0.0f;
   }
-  // A tile's rows, those that taps reach first. Of a phase that ends before others do, rows past its end are
-  // past y's end, too.
-  const int phases_h = plan.h.count, rows = kept(p.rows * phases_h);
+  const int rows = kept(p.rows * plan.h.count);
   RowEntry* const row_entries = reinterpret_cast<RowEntry*>(memory + call.entries);
   PassEntry<kP>* const pass_entries = reinterpret_cast<PassEntry<kP>*>(row_entries + rows);
-  int live_phases = 0;
-  for (int i = 0; i < phases_h; ++i) live_phases += plan.h.phase[i].taps > 0;
-  const int live_rows = kept(p.rows * live_phases);
-  for (int r = threadIdx.x; r < rows; r += kThreads) {
-    const int a = r / phases_h, i = r - a * phases_h;
-    const PhaseAxis& h = plan.h.phase[i];
-    int before = 0;
-    for (int j = 0; j < i; ++j) before += plan.h.phase[j].taps > 0;
-    const int at =
-        h.taps > 0 ? a * live_phases + before : live_rows + a * (phases_h - live_phases) + i - before;
-    row_entries[at] = {i * passes.count, p.result_offset(a, 0) * kBytes, h.to + a * h.to_step};
-  }
+  const int live_rows = make_row_entries(p, passes, row_entries);
   make_entries(p, passes, pass_entries);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -290,11 +235,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 /// The arguments but for tensors and strides; `tiles` 0 where nothing fits. The cost is of bytes of y and the
 /// like.
 TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
-  const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
+  const bool halves = size_of(dtype) == 2,
+             three = dtype == DType::float32 && float32_precision() == Precision::highest;
   TransposedArguments best{};
   const int bytes = static_cast<int>(size_of(dtype));
   Strip start(g, true, bytes);
-  const Passes passes = choose_passes(start);
+  const Passes passes = halves ? choose_whole_passes(start) : choose_passes(start);
   if (passes.count < 0) return best;
   choose_rows(start);
   int live_h = 0;
@@ -306,10 +252,21 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
     TransposedArguments a{};
     Strip& p = a.strip;
     p = start;
-    p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
+    if (halves) {
+      p.set_tile(rows, columns, (p.plan.from_channels + kStep - 1) / kStep * kStep, copy, 4, 0);
+      a.pitch = p.pitch;
+      a.tile_bytes = p.tile_bytes();
+      p = p.turned();
+      a.pairs = p.pitch / (2 * kStep);
+      a.by_pairs = Divider(a.pairs);
+      a.stage = Stage::congruent(p, staged, channels);
+    } else {
+      p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
+      a.tile_bytes = p.tile_bytes();
+      a.stage = Stage(p, staged, channels);
+    }
     a.passes = passes;
     a.passes.set_tile(p);
-    a.stage = Stage(p, staged, channels);
     a.parts = columns / kPixels;
     a.by_parts = Divider(a.parts);
     a.buffers = buffers;
@@ -320,9 +277,10 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
     a.bias_at = a.weights + steps * passes.most * channels * kStep * (three ? 8 : bytes);
     a.entries = a.bias_at + channels * 4;
     a.tile = align(a.entries + all_rows * static_cast<int>(sizeof(RowEntry)) +
-                   p.plan.h.count * passes.count * static_cast<int>(sizeof(PassEntry<3>)));
-    a.tile_bytes = align(p.tile_bytes());
-    a.ring = a.tile + buffers * a.tile_bytes;
+                   p.plan.h.count * passes.count * (2 + 2 * kMostPlaces) * 4);
+    a.tile_bytes = align(a.tile_bytes);
+    a.octets = a.tile + buffers * a.tile_bytes;
+    a.ring = a.octets + (halves ? align(p.tile_bytes()) : 0);
     a.stage_bytes = align(a.stage.size() * bytes);
     const std::int64_t total = std::int64_t{a.ring} + std::int64_t{stages} * a.stage_bytes;
     if (total > (kMostShared >> 1) - 1024) return;  // of two blocks a multiprocessor
@@ -331,10 +289,11 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
     // What a block's tile costs in bytes that memory writes in the time: lines begin and end in a sector; x
     // comes from the caches, mostly; barriers, and the wait for the slowest warp, a stage.
     const double written = static_cast<double>(channels) * rows * step_h * (a.stage.span * bytes + 160);
-    const double read = 0.4 * p.plan.from_channels * p.slots * p.pitch * bytes;
+    const double read = 0.4 * p.slots * p.slot_pitch * bytes;
     const int of_tile = (rows * live_h + staged - 1) / staged, live = staged * a.parts;  // units of a stage
     const double idle = static_cast<double>((live + kWarps - 1) / kWarps * kWarps) / std::max(1, live);
-    const double fixed = of_tile * (stages == 2 ? 2000.0 : 5000.0) + (buffers == 2 ? 2000.0 : 6000.0);
+    const double fixed =
+        of_tile * (stages == 2 ? 2000.0 : 5000.0) + (buffers == 2 || halves ? 2000.0 : 6000.0);
     const double together = static_cast<double>(a.tiles) * p.plan.groups * a.blocks;
     const double turns = std::ceil(together / 264);
     const double cost = turns * (written * (0.8 + 0.2 * idle) * (channels == 8 ? 1.1 : 1.0) + read + fixed);
@@ -357,7 +316,7 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
       last = columns;
       for (int rows : {1, 2, 4, 8})
         for (int staged = 1; staged <= std::min(std::max(1, rows * live_h), 16); ++staged)
-          for (int buffers : {1, 2})
+          for (int buffers = 1; buffers <= (halves ? 1 : 2); ++buffers)
             for (int stages : {1, 2}) consider(channels, columns, rows, staged, buffers, stages);
     }
   }
@@ -374,24 +333,6 @@ const TransposedArguments& arguments_of(const ConvTranspose2dGeometry& g, DType 
   if (const auto found = known.find(question); found != known.end()) return found->second;
   if (known.size() == conv_gemm::kMostKnownWays) known.clear();
   return known[question] = find_arguments(g, dtype, copy);
-}
-
-template <class T, int kParts, int kP, int kC>
-void launch(const TransposedArguments& a, Device device) {
-  const int bytes = a.ring + a.stages * a.stage_bytes;
-  const auto kernel = strip_transposed_kernel<T, kParts, kP, kC>;
-  conv_gemm::allow_shared_memory(kernel, bytes);
-  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
-  int resident_blocks = 0;  // of a multiprocessor
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, kernel, kThreads,
-                                                           static_cast<std::size_t>(bytes)),
-             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const std::int64_t resident = std::int64_t{multiprocessors(device)} * std::max(1, resident_blocks);
-  const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.tiles);
-  const std::int64_t turns = ceil_div(a.tiles, most);  // equal ones
-  kernel<<<grid_size("conv", ceil_div(a.tiles, turns) * combinations), kThreads,
-           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
-  check_launch("conv: strip");
 }
 
 }  // namespace
@@ -412,19 +353,18 @@ void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.y = y.raw();
   announce_bulk_writes(y);
-  const auto choose_phases = [&]<class T, int kParts, int kC>() {
-    if (a.passes.most == 1) return launch<T, kParts, 1, kC>(a, y.device());
-    if (a.passes.most == 2) return launch<T, kParts, 2, kC>(a, y.device());
-    launch<T, kParts, 3, kC>(a, y.device());
+  if (y.dtype() != DType::float32) return launch_transposed_halves(a, y.dtype(), y.device());
+  const auto choose_phases = [&]<int kParts, int kC>() {
+    if (a.passes.most == 1) return launch_transposed(strip_transposed_kernel<kParts, 1, kC>, a, y.device());
+    if (a.passes.most == 2) return launch_transposed(strip_transposed_kernel<kParts, 2, kC>, a, y.device());
+    launch_transposed(strip_transposed_kernel<kParts, 3, kC>, a, y.device());
   };
-  const auto choose = [&]<class T, int kParts>() {
-    if (a.stage.channels == 8) return choose_phases.template operator()<T, kParts, 1>();
-    choose_phases.template operator()<T, kParts, 2>();
+  const auto choose = [&]<int kParts>() {
+    if (a.stage.channels == 8) return choose_phases.template operator()<kParts, 1>();
+    choose_phases.template operator()<kParts, 2>();
   };
-  if (y.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
-  if (y.dtype() == DType::float16) return choose.template operator()<float16, 1>();
-  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
-  choose.template operator()<float, 3>();
+  if (float32_precision() != Precision::highest) return choose.template operator()<1>();
+  choose.template operator()<3>();
 }
 
 }  // namespace tapedeck::cu

@@ -1,0 +1,98 @@
+// What the kernels of strip_transposed.cu and strip_transposed_halves.cu share: arguments, and rows of y.
+#pragma once
+
+#include <tapedeck/ops/conv/strip_stage.h>
+#include <tapedeck/ops/conv/strip_passes.cuh>
+
+namespace tapedeck::cu::conv_strip {
+
+struct TransposedArguments {
+  Strip strip;
+  Passes passes;
+  Stage stage;
+  const void *x, *w, *bias;
+  void* y;
+  int blocks;  // of channels of y of a group
+  int tiles;   // of all images
+  int parts;   // of 16 pixels, of a tile's row
+  Divider by_parts;
+  int buffers, stages;                                 // of a tile of x; of rows of y
+  int offsets, weights, bias_at, entries, tile, ring;  // bytes from the start of shared memory
+  int tile_bytes, stage_bytes;
+  // Of 16-bit types:
+  int octets;  // where x is with 8 channels of a pixel together,
+  int pitch;   // elements between rows of x as they are copied,
+  int pairs;   // and of columns in such a row
+  Divider by_pairs;
+};
+
+/// A row of a tile of y.
+struct RowEntry {
+  int pass;  // its phase's first
+  int x;     // bytes from the tile's start to its result's window
+  int row;   // of y, from the tile's
+};
+
+/// A tile's rows, those that taps reach, whose number it returns, first. Of a phase that ends before others
+/// do, rows past its end are past y's end, too.
+__device__ __forceinline__ int make_row_entries(const Strip& p, const Passes& passes, RowEntry* entries) {
+  const PhaseAxes& axis = p.plan.h;
+  const int rows = p.rows * axis.count;
+  int live_phases = 0;
+  for (int i = 0; i < axis.count; ++i) live_phases += axis.phase[i].taps > 0;
+  const int live_rows = kept(p.rows * live_phases);
+  for (int r = threadIdx.x; r < rows; r += kThreads) {
+    const int a = r / axis.count, i = r - a * axis.count;
+    const PhaseAxis& h = axis.phase[i];
+    int before = 0;
+    for (int j = 0; j < i; ++j) before += axis.phase[j].taps > 0;
+    const int at =
+        h.taps > 0 ? a * live_phases + before : live_rows + a * (axis.count - live_phases) + i - before;
+    entries[at] = {i * passes.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step};
+  }
+  return live_rows;
+}
+
+/// Writes `count` elements, the first `shift` past a multiple of 16 bytes. A warp, which begins at a multiple
+/// of 128 bytes, so that no store of 512 meets five lines of the cache for four.
+template <class T>
+__device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
+  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
+  const int lane = static_cast<int>(threadIdx.x) % 32,
+            head = min(count, (kElements - shift) & (kElements - 1));
+  const int vectors = (count - head) / kElements, tail = head + vectors * kElements;
+  Pack<T, kElements> pack;
+#pragma unroll
+  for (T& element : pack.values) element = value;
+  const uint4 vector = __builtin_bit_cast(uint4, pack);
+  uint4* const vectors_to = reinterpret_cast<uint4*>(to + head);
+  const int skip = static_cast<int>(reinterpret_cast<std::uintptr_t>(vectors_to) / kStoreBytes % 8);
+  if (lane >= skip && lane - skip < vectors) vectors_to[lane - skip] = vector;
+#pragma unroll 4
+  for (int v = lane + 32 - skip; v < vectors; v += 32) vectors_to[v] = vector;
+  const int edge = lane < kElements ? lane : tail + lane - kElements;
+  if (lane < kElements ? edge < head : edge < count) to[edge] = value;
+}
+
+/// Starts a kernel of blocks that stay on their multiprocessors, and have equal numbers of tiles.
+template <class Kernel>
+void launch_transposed(Kernel* kernel, const TransposedArguments& a, Device device) {
+  const int bytes = a.ring + a.stages * a.stage_bytes;
+  conv_gemm::allow_shared_memory(kernel, bytes);
+  const std::int64_t combinations = static_cast<std::int64_t>(a.strip.plan.groups) * a.blocks;
+  int resident_blocks = 0;  // of a multiprocessor
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident_blocks, kernel, kThreads,
+                                                           static_cast<std::size_t>(bytes)),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const std::int64_t resident = std::int64_t{multiprocessors(device)} * std::max(1, resident_blocks);
+  const std::int64_t most = std::clamp<std::int64_t>(resident / combinations, 1, a.tiles);
+  const std::int64_t turns = ceil_div(a.tiles, most);  // equal ones
+  kernel<<<grid_size("conv", ceil_div(a.tiles, turns) * combinations), kThreads,
+           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
+  check_launch("conv: strip");
+}
+
+/// The kernel of 16-bit types, of y's type.
+void launch_transposed_halves(const TransposedArguments& a, DType dtype, Device device);
+
+}  // namespace tapedeck::cu::conv_strip
