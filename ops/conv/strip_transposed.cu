@@ -265,6 +265,7 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
       a.tile_bytes = p.tile_bytes();
       a.stage = Stage(p, staged, channels);
     }
+    a.sectors = p.tiles_w == 1 && p.to_w >= 2 * a.stage.sector;
     a.passes = passes;
     a.passes.set_tile(p);
     a.parts = columns / kPixels;

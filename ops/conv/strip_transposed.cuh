@@ -20,9 +20,10 @@ struct TransposedArguments {
   int offsets, weights, bias_at, entries, tile, ring;  // bytes from the start of shared memory
   int tile_bytes, stage_bytes;
   // Of 16-bit types:
-  int octets;  // where x is with 8 channels of a pixel together,
-  int pitch;   // elements between rows of x as they are copied,
-  int pairs;   // and of columns in such a row
+  bool sectors;  // that rows with and without taps share are written whole, with the rows that taps reach
+  int octets;    // where x is with 8 channels of a pixel together,
+  int pitch;     // elements between rows of x as they are copied,
+  int pairs;     // and of columns in such a row
   Divider by_pairs;
 };
 
@@ -31,6 +32,8 @@ struct RowEntry {
   int pass;  // its phase's first
   int x;     // bytes from the tile's start to its result's window
   int row;   // of y, from the tile's
+  // Whether the row before it, and the next, is of the other kind: taps reach either.
+  bool before, next;
 };
 
 /// A tile's rows, those that taps reach, whose number it returns, first. Of a phase that ends before others
@@ -48,7 +51,16 @@ __device__ __forceinline__ int make_row_entries(const Strip& p, const Passes& pa
     for (int j = 0; j < i; ++j) before += axis.phase[j].taps > 0;
     const int at =
         h.taps > 0 ? a * live_phases + before : live_rows + a * (axis.count - live_phases) + i - before;
-    entries[at] = {i * passes.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step};
+    const auto differs = [&](int from_row) {
+      bool differs = false;
+      for (int j = 0; j < axis.count; ++j) {
+        const PhaseAxis& other = axis.phase[j];
+        if ((other.to - h.to - from_row) % h.to_step == 0) differs = (other.taps > 0) != (h.taps > 0);
+      }
+      return differs;
+    };
+    entries[at] = {i * passes.count, p.result_offset(a, 0) * p.bytes, h.to + a * h.to_step, differs(-1),
+                   differs(1)};
   }
   return live_rows;
 }
