@@ -174,6 +174,16 @@ __global__ void __launch_bounds__(kBlock, 2) depthwise_rows_kernel(const __grid_
   }
 }
 
+/// Starts to bring bytes from memory to the GPU's cache, but for what is no multiple of 16.
+__device__ __forceinline__ void prefetch(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (bytes < 16) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(reinterpret_cast<std::uintptr_t>(from) &
+                                                                  ~std::uintptr_t{15}),
+               "r"(bytes & -16));
+#endif
+}
+
 /// Output S*a + r meets tap k, of these with r + P - k a multiple of S, at input a + (r + P - k) / S. The
 /// lowest of (r + P - k) / S and the highest:
 template <int K, int S, int P>
@@ -209,9 +219,13 @@ __global__ void __launch_bounds__(kBlock, kForwardBlocks<T, S>)
   }
   const float start = a.bias == nullptr ? 0.0f : convert<float>(static_cast<const T*>(a.bias)[channel]);
   const std::int64_t image = item.plane / a.channels;
-  const T* const x = static_cast<const T*>(a.x) +
-                     (image * (a.channels / a.multiplier) + channel / a.multiplier) * a.in_h * a.in_w +
-                     item.column * kPixels;
+  const T* const plane = static_cast<const T*>(a.x) +
+                         (image * (a.channels / a.multiplier) + channel / a.multiplier) * a.in_h * a.in_w;
+  if (item.exists && threadIdx.x % a.lanes == 0) {
+    const int first = max(0, item.begin + kLow), last = min(a.in_h, item.end + kHigh);
+    prefetch(plane + first * a.in_w, (last - first) * a.in_w * static_cast<int>(sizeof(T)));
+  }
+  const T* const x = plane + item.column * kPixels;
   T* y = static_cast<T*>(const_cast<void*>(a.y)) + (item.plane * a.out_h + item.begin * S) * a.out_w +
          item.column * kOwn;
   const bool in_row = item.exists && item.column >= 0 && item.column * kPixels < a.in_w,
@@ -321,9 +335,13 @@ __global__ void __launch_bounds__(kBlock, 2)
                           a.parts + (static_cast<std::int64_t>(split) * a.channels + channel) * (K * K));
 }
 
-/// Arguments of `planes` of `rows` steps, items without a channel.
+constexpr int kShortest = 8;  // steps of a strip
+
+/// Arguments of `planes` of `rows` steps, items without a channel. Strips are the shortest there are, or no
+/// shorter than leaves some 30 warps for each of an H100's multiprocessors.
 template <class Rows>
-Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, std::int64_t rows) {
+Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, std::int64_t rows,
+                       bool shortest = false) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   Arguments a{};
   a.n = narrow(g.n), a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
@@ -339,9 +357,8 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, st
     a.lanes = lanes;
   }
   a.tiles_w = narrow(ceil_div(units, a.lanes - 2));
-  // Strips no shorter than leaves 32 warps for each of an H100's multiprocessors.
-  const std::int64_t wanted = ceil_div(132 * 32 * (32 / a.lanes), planes * a.tiles_w);
-  a.strip = narrow(std::max<std::int64_t>(8, ceil_div(rows, wanted)));
+  const std::int64_t wanted = ceil_div(132 * 30 * (32 / a.lanes), planes * a.tiles_w);
+  a.strip = shortest ? kShortest : narrow(std::max<std::int64_t>(kShortest, ceil_div(rows, wanted)));
   a.strip = narrow(ceil_div(a.strip, Rows::kResults) * Rows::kResults);
   a.strips = narrow(ceil_div(rows, a.strip));
   a.rows = narrow(rows);
@@ -396,7 +413,7 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
       using Rows = Windows<T, K, S, P>;
       if (!is_aligned<T, Rows>(g, x, y) || !is_faster<T>(transposed)) return false;
       const std::int64_t planes = g.n * (transposed ? g.co : g.ci);
-      Arguments a = arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in);
+      Arguments a = arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in, transposed);
       a.x = x.raw(), a.y = y.raw(), a.w = w.raw();
       a.bias = bias.defined() ? bias.raw() : nullptr;
       a.items = planes * a.tiles_w * a.strips;
