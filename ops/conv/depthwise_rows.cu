@@ -16,8 +16,10 @@
 // order, and so are the blocks', by a second kernel.
 //
 // What bounds it is the memory: on an H200, 256 channels of 56x56 and 112x112, gx 0.136 and gw 0.131 ms (88
-// and 92% of a copy's bandwidth; 0.22 and 0.26 through shared memory), in bfloat16 0.101 forward, 0.080 and
-// 0.096 (60, 75 and 63%; 0.146, 0.108 and 0.145 with 32 lanes for 14 vectors, forward through shared memory).
+// and 92% of a copy's bandwidth; 0.22 and 0.26 through shared memory), in bfloat16 0.071 forward, 0.075 and
+// 0.096 (85, 80 and 63%). Forward was 0.094 with strips of 28 steps, and 0.082 without the strip's rows of x
+// prefetched to the cache; staged in shared memory and written by bulk copies 0.11. What a gradient reads is
+// too much to be prefetched so (0.112), and it likes long strips (0.080 with 28 steps instead of 56).
 #include <algorithm>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -335,13 +337,10 @@ __global__ void __launch_bounds__(kBlock, 2)
                           a.parts + (static_cast<std::int64_t>(split) * a.channels + channel) * (K * K));
 }
 
-constexpr int kShortest = 8;  // steps of a strip
-
-/// Arguments of `planes` of `rows` steps, items without a channel. Strips are the shortest there are, or no
-/// shorter than leaves some 30 warps for each of an H100's multiprocessors.
+/// Arguments of `planes` of `rows` steps, items without a channel. Strips of at least 8 steps, and no shorter
+/// than leaves `warps` for each of an H100's multiprocessors.
 template <class Rows>
-Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, std::int64_t rows,
-                       bool shortest = false) {
+Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, std::int64_t rows, int warps) {
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   Arguments a{};
   a.n = narrow(g.n), a.channels = narrow(g.co), a.multiplier = narrow(g.group_co());
@@ -357,8 +356,8 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, st
     a.lanes = lanes;
   }
   a.tiles_w = narrow(ceil_div(units, a.lanes - 2));
-  const std::int64_t wanted = ceil_div(132 * 30 * (32 / a.lanes), planes * a.tiles_w);
-  a.strip = shortest ? kShortest : narrow(std::max<std::int64_t>(kShortest, ceil_div(rows, wanted)));
+  const std::int64_t wanted = ceil_div(132 * warps * (32 / a.lanes), planes * a.tiles_w);
+  a.strip = narrow(std::max<std::int64_t>(8, ceil_div(rows, wanted)));
   a.strip = narrow(ceil_div(a.strip, Rows::kResults) * Rows::kResults);
   a.strips = narrow(ceil_div(rows, a.strip));
   a.rows = narrow(rows);
@@ -368,7 +367,7 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, std::int64_t planes, st
 /// Arguments of gw but for tensors.
 template <class Rows>
 Arguments weight_grad_arguments_of(const ConvTranspose2dGeometry& g) {
-  Arguments a = arguments_of<Rows>(g, g.n * g.co, g.h.in);
+  Arguments a = arguments_of<Rows>(g, g.n * g.co, g.h.in, 32);
   a.items = g.n * a.tiles_w * a.strips;
   // Some six blocks for each of an H100's multiprocessors.
   a.splits = static_cast<int>(
@@ -413,7 +412,16 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
       using Rows = Windows<T, K, S, P>;
       if (!is_aligned<T, Rows>(g, x, y) || !is_faster<T>(transposed)) return false;
       const std::int64_t planes = g.n * (transposed ? g.co : g.ci);
-      Arguments a = arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in, transposed);
+      // Of gx as long strips as keep what is resident busy.
+      Arguments a =
+          arguments_of<Rows>(g, planes, transposed ? ceil_div(g.h.out, S) : g.h.in, transposed ? 32 : 15);
+      if (transposed) {
+        // Equal strips of no more than some 3.5 KB of y, or 8 steps: a block writes them side by side.
+        const int of_step = a.out_w * S * static_cast<int>(sizeof(T)) / a.tiles_w,
+                  strip = std::min(a.strip, std::max(8, 3200 / of_step + 1));
+        a.strips = static_cast<int>(ceil_div(a.rows, strip));
+        a.strip = static_cast<int>(ceil_div(a.rows, a.strips));
+      }
       a.x = x.raw(), a.y = y.raw(), a.w = w.raw();
       a.bias = bias.defined() ? bias.raw() : nullptr;
       a.items = planes * a.tiles_w * a.strips;

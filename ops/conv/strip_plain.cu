@@ -17,11 +17,12 @@
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.25, 0.23 and 0.16 and
-// 0.26, 0.25 and 0.14 ms, 44, 48 and 34% and 47, 48 and 44% of a copy's bandwidth for the rows that are read.
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.25, 0.23 and 0.13 and
+// 0.26, 0.25 and 0.14 ms, 44, 48 and 41% and 47, 48 and 44% of a copy's bandwidth for the rows that are read.
 // What helped: reading a row once for all rows of x that it meets, steps four at a time without branches
-// (0.40 to 0.26 and 0.29 to 0.26 ms), stages of many channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A
-// tile of several rows, whose rows of y other tiles read again, took 0.55.
+// (0.40 to 0.26 and 0.29 to 0.26 ms), 32 pixels a warp in bfloat16 (kb75 0.156 to 0.134), stages of many
+// channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A tile of several rows, whose rows of y other tiles
+// read again, took 0.55.
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -55,6 +56,12 @@ constexpr bool is_merged(int rows, std::size_t bytes, bool last) {
 /// Blocks that a multiprocessor has registers for: the more, the less waiting for loads and products.
 constexpr int most_blocks(std::size_t bytes, bool last, int m, int n) {
   return bytes == 2 && !last && m * n == 1 ? 3 : 2;
+}
+
+/// Whether warps may have 32 pixels where a row of y meets several of x: their weights are loaded half as
+/// often, where registers allow it.
+constexpr bool takes_two(int bytes, bool last, int n) {
+  return bytes == 2 && !last && n == 1;
 }
 
 /// What a block goes down: results [begin, end) of column tile b of an image.
@@ -309,7 +316,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   for (int choice = 0; choice < 14; ++choice) {
     constexpr int kChunks[] = {1, 2, 3, 4, 8, 16, 32};
     const int chunk = kChunks[choice / 2], m = choice % 2 + 1, columns = kPixels * m * kWarps / side;
-    if (m == 2 && chosen.rows > 1) continue;
+    if (m == 2 && chosen.rows > 1 && !takes_two(bytes, last, chosen.n)) continue;
     if (chunk > start.plan.from_channels) break;
     if (last && chunk % kStep != 0) continue;
     PlainArguments a{};
@@ -413,6 +420,10 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
   const auto choose_rows = [&]<class T, int kParts, bool kLast, int kN>() {
     if (chosen.rows == 1 && chosen.m == 1) return launch<T, kParts, kLast, 1, 1, kN>(a, x.device());
     if (chosen.rows == 1) return launch<T, kParts, kLast, 1, 2, kN>(a, x.device());
+    if constexpr (takes_two(sizeof(T), kLast, kN)) {
+      if (chosen.rows == 2 && chosen.m == 2) return launch<T, kParts, kLast, 2, 2, kN>(a, x.device());
+      if (chosen.m == 2) return launch<T, kParts, kLast, 3, 2, kN>(a, x.device());
+    }
     if (chosen.rows == 2) return launch<T, kParts, kLast, 2, 1, kN>(a, x.device());
     launch<T, kParts, kLast, 3, 1, kN>(a, x.device());
   };

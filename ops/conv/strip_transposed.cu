@@ -293,8 +293,9 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
     const double read = 0.4 * p.slots * p.slot_pitch * bytes;
     const int of_tile = (rows * live_h + staged - 1) / staged, live = staged * a.parts;  // units of a stage
     const double idle = static_cast<double>((live + kWarps - 1) / kWarps * kWarps) / std::max(1, live);
-    const double fixed =
-        of_tile * (stages == 2 ? 2000.0 : 5000.0) + (buffers == 2 || halves ? 2000.0 : 6000.0);
+    const double fixed = halves
+                             ? of_tile * (stages == 2 ? 500.0 : 2000.0) + 4000.0
+                             : of_tile * (stages == 2 ? 2000.0 : 5000.0) + (buffers == 2 ? 2000.0 : 6000.0);
     const double together = static_cast<double>(a.tiles) * p.plan.groups * a.blocks;
     const double turns = std::ceil(together / 264);
     const double cost = turns * (written * (0.8 + 0.2 * idle) * (channels == 8 ? 1.1 : 1.0) + read + fixed);
