@@ -320,13 +320,30 @@ void check_stage(const ConvCase& c, ConvRandom& random, int element_bytes, bool 
                                                           : line + stage.pitch + (congruent ? shift : 0));
           const std::int64_t to = image + channel * p.plan.to.c + row * p.plan.to.h + column;
           ASSERT_EQ((y_shift + to - from) % stage.sector, 0);
-          const Stage::Span v = stage.vectors(all, from % stage.elements);
-          ASSERT_EQ((v.end - v.begin) % stage.elements, 0);
-          if (v.end > v.begin) {
-            ASSERT_EQ((from + v.begin) % stage.elements, 0);
+          const Shares shares{random.chance(50), random.chance(50)};
+          const unsigned past = static_cast<unsigned>(y_shift + to);
+          for (bool live : {false, true}) {
+            const Ends ends = element_bytes == 2 ? ends_of<std::uint16_t>(all, past, shares, live)
+                                                 : ends_of<float>(all, past, shares, live);
+            if (stage.width < 2 * stage.sector) continue;
+            // Vectors lie in shared memory as in memory; before and behind them are less than a sector.
+            ASSERT_EQ((ends.end - ends.begin) % stage.elements, 0);
+            if (ends.end > ends.begin) {
+              ASSERT_EQ((from + ends.begin) % stage.elements, 0);
+            }
+            ASSERT_LE(ends.begin - ends.first, stage.sector);
+            ASSERT_LE(ends.last - ends.end, stage.sector);
+            // A line without taps leaves what one with taps beside it writes.
+            const int begins = static_cast<int>((past + static_cast<unsigned>(all.begin)) %
+                                                static_cast<unsigned>(stage.sector)),
+                      rest = (stage.sector - begins) % stage.sector;
+            if (all.end - all.begin >= 2 * stage.sector) {
+              ASSERT_EQ(ends.first, all.begin + (!shares.begin ? 0 : live ? -begins : rest));
+            }
+            if (!shares.end) {
+              ASSERT_EQ(ends.last, all.end);
+            }
           }
-          ASSERT_LT(v.begin - all.begin, std::max(stage.elements, all.end - all.begin + 1));
-          ASSERT_LT(all.end - v.end, stage.elements);
           for (int e = all.begin; e < all.end; ++e) {
             ASSERT_EQ(y.at(static_cast<std::size_t>(to + e)), -1);
             y.at(static_cast<std::size_t>(to + e)) = static_cast<int>(to + e);

@@ -66,12 +66,6 @@ struct Stage {
     if (all.end < all.begin) all.end = all.begin;
     return all;
   }
-  /// Of those, whole multiples of 16 bytes in memory.
-  TAPEDECK_HD Span vectors(const Span& all, int shift) const {
-    const int first = all.begin + (-(shift + all.begin) & (elements - 1));
-    if (first >= all.end) return {all.end, all.end};
-    return {first, first + ((all.end - first) & -elements)};
-  }
 
   static constexpr int kSectorBytes = 32;
   int rows = 0, channels = 0;
@@ -95,5 +89,31 @@ struct Stage {
     return most;
   }
 };
+
+/// Whether the sectors at a line's ends, which it shares with the rows beside it, are written whole.
+struct Shares {
+  bool begin, end;
+};
+
+/// Which elements of a line are written, [first, last), and of these [begin, end) as vectors of 16 bytes.
+struct Ends {
+  int first, begin, end, last;
+};
+
+/// Those of a line whose element 0 is `at` elements past a sector: with the sectors that it shares or, where
+/// it is not `live`, without.
+template <class T>
+TAPEDECK_HD inline Ends ends_of(const Stage::Span& columns, unsigned at, const Shares& shares, bool live) {
+  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T)),
+                kSector = Stage::kSectorBytes / static_cast<int>(sizeof(T));
+  int first = columns.begin, last = columns.end;
+  const int start = static_cast<int>(at) + first, past = static_cast<int>(at) + last;
+  const int begin = first + (-start & (shares.begin ? kSector - 1 : kElements - 1)),
+            end = last - (past & (shares.end ? kSector - 1 : kElements - 1));
+  if (shares.begin) first = live ? first - (start & (kSector - 1)) : begin;
+  if (shares.end) last = live ? last + (-past & (kSector - 1)) : end;
+  const int begins = begin < last ? begin : last;
+  return {first, begins, end > begins ? end : begins, last};
+}
 
 }  // namespace tapedeck::conv_strip

@@ -41,25 +41,6 @@ namespace {
 
 using namespace conv_strip;
 
-/// Writes a line's elements `all`; `from` is its start in shared memory, `shift` past a multiple of 32 bytes.
-/// A thread.
-template <class T>
-__device__ __forceinline__ void write_line(const Stage& stage, T* to, const T* from, int shift,
-                                           const Stage::Span& all) {
-  constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
-  const Stage::Span vectors = stage.vectors(all, shift);
-  const int count = vectors.end - vectors.begin;
-  if (count > 0) {
-    start_bulk_copy(to + vectors.begin, shared_address(from + vectors.begin),
-                    count * static_cast<int>(sizeof(T)));
-  }
-#pragma unroll
-  for (int e = 0; e < kElements - 1; ++e) {
-    if (all.begin + e < vectors.begin) to[all.begin + e] = from[all.begin + e];
-    if (vectors.end + e < all.end) to[vectors.end + e] = from[vectors.end + e];
-  }
-}
-
 /// kP column phases at once, kC * 8 channels of y.
 template <int kParts, int kP, int kC>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -124,6 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int step_h = kept(plan.h.phase[0].to_step), step_w = kept(plan.w.phase[0].to_step),
             half_step = 8 * step_w;
   const unsigned to_h = kept(p.to_h);
+  const bool sectors = call.sectors;
   const int plane = kept(plan.to.c), y_row = kept(plan.to.h);
   // What this thread's sums begin with: of channels 8 apart.
   const float2* const starts = reinterpret_cast<const float2*>(bias) + t;
@@ -153,11 +135,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     const auto fill_next = [&] {
       while (dead_channel >= channels) dead_channel -= channels, ++dead;
       if (dead >= rows) return false;
-      const int row = first_row + row_entries[dead].row, c = dead_channel;
+      const RowEntry entry = row_entries[dead];
+      const int row = first_row + entry.row, c = dead_channel;
       dead_channel += kWarps;
       if (static_cast<unsigned>(row) < to_h) {
-        fill_row(image + (c * plane + row * y_row + columns.begin), convert<T>(bias[c]),
-                 (shift_of(c, row) + columns.begin) & (kElements - 1), columns.end - columns.begin);
+        const int at = c * plane + row * y_row;
+        fill_row(image + at, bias[c],
+                 ends_of<T>(columns, base + at, entry.shares(row, to_h, sectors), false));
       }
       return true;
     };
@@ -215,13 +199,15 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();
       // All products of the tile have been.
       if (buffers == 1 && begin + staged_rows >= live_rows) start_copy(tile_index + tile_step);
-      // Threads of all warps begin copies.
-      for (int line = warp + lane * kWarps; line < some * kChannels; line += kThreads) {
+      // Sixteen threads a line.
+      for (int line = static_cast<int>(threadIdx.x) / 16; line < some * kChannels; line += kThreads / 16) {
         const int r = line / kChannels, c = Stage::channel(line % kChannels);
-        const int row = first_row + row_entries[begin + r].row;
+        const RowEntry entry = row_entries[begin + r];
+        const int row = first_row + entry.row;
         if (c >= channels || static_cast<unsigned>(row) >= to_h) continue;
-        const int shift = shift_of(c, row);
-        write_line(stage, image + (c * plane + row * y_row), staged + (line * pitch + shift), shift, columns);
+        const int at = c * plane + row * y_row;
+        write_line(image + at, staged + (line * pitch + shift_of(c, row)), bias[c], columns,
+                   ends_of<T>(columns, base + at, entry.shares(row, to_h, sectors), true));
       }
       commit_bulk_copies();
       if (stages == 2) ring ^= 1;

@@ -19,11 +19,11 @@ struct TransposedArguments {
   int buffers, stages;                                 // of a tile of x; of rows of y
   int offsets, weights, bias_at, entries, tile, ring;  // bytes from the start of shared memory
   int tile_bytes, stage_bytes;
-  // Of 16-bit types:
   bool sectors;  // that rows with and without taps share are written whole, with the rows that taps reach
-  int octets;    // where x is with 8 channels of a pixel together,
-  int pitch;     // elements between rows of x as they are copied,
-  int pairs;     // and of columns in such a row
+  // Of 16-bit types:
+  int octets;  // where x is with 8 channels of a pixel together,
+  int pitch;   // elements between rows of x as they are copied,
+  int pairs;   // and of columns in such a row
   Divider by_pairs;
 };
 
@@ -34,7 +34,37 @@ struct RowEntry {
   int row;   // of y, from the tile's
   // Whether the row before it, and the next, is of the other kind: taps reach either.
   bool before, next;
+
+  /// The sectors at its ends that are written whole.
+  __device__ __forceinline__ Shares shares(int y_row, unsigned to_h, bool sectors) const {
+    return {before && sectors && y_row > 0, next && sectors && y_row + 1 < static_cast<int>(to_h)};
+  }
 };
+
+/// x or y, for one store, where the compiler otherwise makes two: a sector is to be written at once.
+template <class T>
+__device__ __forceinline__ T one_of(bool first, T x, T y) {
+  if constexpr (sizeof(T) == 4) {
+    return __int_as_float(kept(__float_as_int(first ? x : y)));
+  } else {
+    x.bits = static_cast<std::uint16_t>(kept(first ? x.bits : y.bits));
+    return x;
+  }
+}
+
+/// Writes a line from where it lies in shared memory, and what is `around` it. Sixteen threads: the first
+/// starts its bulk copy.
+template <class T>
+__device__ __forceinline__ void write_line(T* to, const T* lies, T around, const Stage::Span& columns,
+                                           const Ends& ends) {
+  const int e = static_cast<int>(threadIdx.x) % 16, before = ends.first + e, behind = ends.end + e;
+  if (before < ends.begin) to[before] = one_of(before < columns.begin, around, lies[before]);
+  if (behind < ends.last) to[behind] = one_of(behind < columns.end, lies[behind], around);
+  if (e == 0 && ends.begin < ends.end) {
+    start_bulk_copy(to + ends.begin, shared_address(lies + ends.begin),
+                    (ends.end - ends.begin) * static_cast<int>(sizeof(T)));
+  }
+}
 
 /// A tile's rows, those that taps reach, whose number it returns, first. Of a phase that ends before others
 /// do, rows past its end are past y's end, too.
@@ -65,25 +95,24 @@ __device__ __forceinline__ int make_row_entries(const Strip& p, const Passes& pa
   return live_rows;
 }
 
-/// Writes `count` elements, the first `shift` past a multiple of 16 bytes. A warp, which begins at a multiple
-/// of 128 bytes, so that no store of 512 meets five lines of the cache for four.
+/// Fills a line with a value. A warp, which begins at a multiple of 128 bytes, so that no store of 512 meets
+/// five lines of the cache for four.
 template <class T>
-__device__ __forceinline__ void fill_row(T* to, T value, int shift, int count) {
+__device__ __forceinline__ void fill_row(T* to, T value, const Ends& ends) {
   constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T));
-  const int lane = static_cast<int>(threadIdx.x) % 32,
-            head = min(count, (kElements - shift) & (kElements - 1));
-  const int vectors = (count - head) / kElements, tail = head + vectors * kElements;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int vectors = (ends.end - ends.begin) / kElements;
   Pack<T, kElements> pack;
 #pragma unroll
   for (T& element : pack.values) element = value;
   const uint4 vector = __builtin_bit_cast(uint4, pack);
-  uint4* const vectors_to = reinterpret_cast<uint4*>(to + head);
+  uint4* const vectors_to = reinterpret_cast<uint4*>(to + ends.begin);
   const int skip = static_cast<int>(reinterpret_cast<std::uintptr_t>(vectors_to) / kStoreBytes % 8);
   if (lane >= skip && lane - skip < vectors) vectors_to[lane - skip] = vector;
 #pragma unroll 4
   for (int v = lane + 32 - skip; v < vectors; v += 32) vectors_to[v] = vector;
-  const int edge = lane < kElements ? lane : tail + lane - kElements;
-  if (lane < kElements ? edge < head : edge < count) to[edge] = value;
+  const int edge = lane < kElements ? ends.first + lane : ends.end + lane - kElements;
+  if (lane < kElements ? edge < ends.begin : edge < ends.last) to[edge] = value;
 }
 
 /// Starts a kernel of blocks that stay on their multiprocessors, and have equal numbers of tiles.

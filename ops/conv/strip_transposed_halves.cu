@@ -139,13 +139,6 @@ __device__ __forceinline__ void turn(const T* from, T* to, int octets, int pitch
   }
 }
 
-/// x or y, for one store, where the compiler otherwise makes two: a sector is to be written at once.
-template <class T>
-__device__ __forceinline__ T one_of(bool first, T x, T y) {
-  x.bits = static_cast<std::uint16_t>(kept(first ? x.bits : y.bits));
-  return x;
-}
-
 /// Puts a thread's results of two pixels' steps, each of channels 8 apart, where they lie in the stage: words
 /// of two, the first of which may begin `between` words.
 template <class T, int kP, int kC>
@@ -260,25 +253,6 @@ __global__ void __launch_bounds__(kThreads, 2)
       return static_cast<int>((base + static_cast<unsigned>(row * y_row)) & (kSector - 1));
     };
 
-    // Of a line, whose element 0 is `at` from the image's: what its copy is of, [begin, end), and what
-    // threads write besides, from `first` and to `last`. Where the neighbour is a row without taps, that is
-    // whole sectors, else what the copy leaves of the line.
-    struct Ends {
-      int first, begin, end, last;
-    };
-    const auto ends_of = [&](int at, int row, const RowEntry& entry) {
-      const bool whole = entry.before && sectors && row > 0,
-                 whole_end = entry.next && sectors && row + 1 < static_cast<int>(to_h);
-      const int start = static_cast<int>(base) + at + columns.begin,
-                past = static_cast<int>(base) + at + columns.end;
-      Ends ends;
-      ends.first = columns.begin - (whole ? start & (kSector - 1) : 0);
-      ends.begin = min(columns.end, columns.begin + (-start & (whole ? kSector - 1 : kElements - 1)));
-      ends.end = max(ends.begin, columns.end - (past & (whole_end ? kSector - 1 : kElements - 1)));
-      ends.last = columns.end + (whole_end ? -past & (kSector - 1) : 0);
-      return ends;
-    };
-
     // Rows without taps, between products.
     int dead = live_rows, dead_channel = warp;
     const auto fill_next = [&] {
@@ -288,13 +262,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       const int row = first_row + entry.row, c = dead_channel;
       dead_channel += kWarps;
       if (static_cast<unsigned>(row) < to_h) {
-        // But for sectors that rows which taps reach have, too.
-        const int at = c * plane + row * y_row, start = static_cast<int>(base) + at + columns.begin,
-                  past = start + columns.end - columns.begin;
-        const int skip = entry.before && sectors && row > 0 ? -start & (kSector - 1) : 0;
-        const int less = entry.next && sectors && row + 1 < static_cast<int>(to_h) ? past & (kSector - 1) : 0;
-        fill_row(image + (at + columns.begin + skip), convert<T>(bias[c]), (start + skip) & (kElements - 1),
-                 columns.end - columns.begin - skip - less);
+        const int at = c * plane + row * y_row;
+        fill_row(image + at, convert<T>(bias[c]),
+                 ends_of<T>(columns, base + at, entry.shares(row, to_h, sectors), false));
       }
       return true;
     };
@@ -365,24 +335,17 @@ __global__ void __launch_bounds__(kThreads, 2)
       publish_for_bulk_copies();
       if (stages == 2) wait_for_bulk_reads();  // the next stage's
       __syncthreads();
-      // Sixteen threads a line: the first begins its copy, and all write what is not of it, by sectors.
+      // Sixteen threads a line.
       for (int line = static_cast<int>(threadIdx.x) / 16; line < some * kChannels; line += kThreads / 16) {
         const int r = line / kChannels, c = line % kChannels;
         const RowEntry entry = row_entries[begin + r];
         const int row = first_row + entry.row;
         if (c >= channels || static_cast<unsigned>(row) >= to_h) continue;
-        const int at = c * plane + row * y_row, e = lane % 16;
+        const int at = c * plane + row * y_row;
         T* const to = image + at;
         const T* const lies = staged + (r * row_pitch + shift_of(row) + c * line_pitch);
-        const T around = convert<T>(bias[c]);
-        const Ends ends = ends_of(at, row, entry);
-        const int before = ends.first + e, behind = ends.end + e;
-        if (before < ends.begin) to[before] = one_of(before < columns.begin, around, lies[before]);
-        if (behind < ends.last) to[behind] = one_of(behind < columns.end, lies[behind], around);
-        if (e == 0 && ends.begin < ends.end) {
-          start_bulk_copy(to + ends.begin, shared_address(lies + ends.begin),
-                          (ends.end - ends.begin) * static_cast<int>(sizeof(T)));
-        }
+        write_line(to, lies, convert<T>(bias[c]), columns,
+                   ends_of<T>(columns, base + at, entry.shares(row, to_h, sectors), true));
       }
       commit_bulk_copies();
       if (stages == 2) ring ^= 1;
