@@ -142,10 +142,11 @@ struct Plan {
     const Preference owner(preference);
     constexpr std::uint64_t kMostScratch = std::uint64_t{32} << 20;
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostScratch);
-    // Parts of a sum are not rounded to 16 bits before they are added.
+    // Sums are rounded to 16 bits once: not in parts, nor before a bias is added.
     if (types.data != types.scale) {
       set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+          static_cast<std::uint32_t>(p.bias ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                            : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     }
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_b);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_a);
