@@ -19,8 +19,8 @@
 // each touch a sector of their own. 16-bit types have a kernel of their own (strip_transposed_halves.cu), as
 // instructions bound them first.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py): in float32 and TF32 0.29 and 0.28 ms, 70
-// and 74% of a copy's bandwidth, and 0.27 and 0.28, 73 and 72%. What helped: lines
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py): in float32 and TF32 0.294 and 0.271 ms, 69
+// and 75% of a copy's 4.27 TB/s, and 0.275 and 0.277, 72 and 72%. What helped: lines
 // of whole rows, congruent to memory (kb81 in float32 0.43 to 0.27 ms; lines of half a row 0.35), all column
 // phases of a pixel at once, 16 channels a block instead of 8 (0.31), and no bounds of columns where sums are
 // put. What did not: a second stage or a second tile of x in shared memory (2% at most), and lines of several
