@@ -42,9 +42,10 @@ TEST_F(CudaTrainDecoder, LearnsAsOnTheCpu) {
 }
 
 TEST_F(CudaTrainDecoder, ABrokenRunGoesOnToTheSameBits) {
-  const std::vector<std::vector<std::string>> variants = {{},
-                                                          {"--model", "dcgan", "--ema", "0.9", "--unit-ball"},
-                                                          {"--precision", "float16", "--loss", "mse+ssim", "--clip", "0.5"}};
+  const std::vector<std::vector<std::string>> variants = {
+      {},
+      {"--model", "dcgan", "--ema", "0.9", "--unit-ball"},
+      {"--precision", "float16", "--loss", "mse+ssim", "--clip", "0.5"}};
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const std::string unbroken = concat("unbroken", i), broken = concat("broken", i);
     auto flags = variants[i];
