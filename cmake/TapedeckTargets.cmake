@@ -19,7 +19,7 @@ function(tapedeck_sources folder)
       set(source ${PROJECT_SOURCE_DIR}/${folder}/${word}.${extension})
       if(EXISTS ${source})
         list(APPEND sources ${source})
-        # Some deal out work, and have no loops over elements.
+        # Some deal out work: loops over images are not theirs.
         if(extension STREQUAL cpp AND "${folder}/${word}" MATCHES "^(ops/.*|core/(copy|finite|random))$"
            AND NOT "${folder}/${word}" MATCHES "^ops/(conv/(correlate|dispatch|matrix)|conv2d|conv_transpose2d)$")
           set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${TAPEDECK_LOOP_OPTIONS}")

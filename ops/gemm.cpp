@@ -126,7 +126,7 @@ class Gemm {
     }
 
     const MatrixView<T> left{a_.transposed ? copied.data() : a_.data, a_.transposed ? k_ : a_.step, false};
-    if (panels_ >= kItems) return each_panel(left);
+    if (panels_ >= std::max<std::int64_t>(kItems, 8 * num_threads())) return each_panel(left);
     const Scratch<T> packed(columns() * k_);
     parallel_for(panels_ * blocks, 1 + (1 << 15) / (kernels_.lanes * kDepth),
                  [&](std::int64_t begin, std::int64_t end) {
@@ -156,7 +156,7 @@ class Gemm {
     });
   }
 
-  /// Where panels are enough for all threads, one packs a block of a panel just before it multiplies it.
+  /// Where panels are many for each thread, which has whole ones, it packs a block of a panel just before it multiplies it.
   void each_panel(const MatrixView<T>& left) const {
     const double flops = 2.0 * static_cast<double>(m_ * k_) * static_cast<double>(width(0));
     parallel_for(panels_, grain(flops), [&](std::int64_t begin, std::int64_t end) {

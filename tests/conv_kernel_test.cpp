@@ -55,16 +55,20 @@ TEST(ConvKernels, RowsThatNoTapReachesAreLeftOut) {  // each third at least, of 
 }
 
 TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of fewer for many threads
-  const LayerCase c{"", {13, 128, 4, 3}, {128, 112, 4, 4}, {.stride = 2, .padding = 1}};
+  const LayerCase c{"", {13, 256, 4, 3}, {256, 224, 4, 4}, {.stride = 2, .padding = 1}};
   const int before = num_threads();
   set_conv_algorithm(ConvAlgorithm::reference);
   const Results expected = run(c, Layout::nchw, DType::float32);
   set_conv_algorithm(ConvAlgorithm::winograd);
-  for (int threads : {1, 5}) {
+  Results alone;
+  for (int threads : {1, 2, 5}) {
     set_num_threads(threads);
     const Results got = run(c, Layout::nchw, DType::float32);
     EXPECT_LT(difference(got.y, expected.y), 1e-5);
     EXPECT_LT(difference(got.gx, expected.gx), 1e-5);
+    if (threads == 1) alone = got;
+    EXPECT_TRUE(same_bits(got.y, alone.y));
+    EXPECT_TRUE(same_bits(got.gx, alone.gx));
   }
   set_conv_algorithm(ConvAlgorithm::automatic);
   set_num_threads(before);

@@ -199,6 +199,7 @@ Trace train(const TensorMap& pack, const std::string& model, const std::string& 
 
 double worst_relative(const std::vector<double>& ours, const std::vector<double>& theirs) {
   double worst = 0;
+  EXPECT_EQ(static_cast<std::int64_t>(ours.size()), steps());
   for (std::size_t i = 0; i < ours.size(); ++i) {
     worst = std::max(worst, std::abs(ours[i] - theirs.at(i)) / std::abs(theirs.at(i)));
   }

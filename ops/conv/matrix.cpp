@@ -1,4 +1,6 @@
 // What matrix.h describes; nothing is packed but panels of the matrices.
+#include <algorithm>
+
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/gemm.h>
 #include <tapedeck/ops/micro/scratch.h>
@@ -15,7 +17,8 @@ void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor&
     return;
   }
   const Scratch<T> spread(bias.defined() ? m : 0);
-  for (std::int64_t i = 0; bias.defined() && i < m; ++i) spread.data()[i] = bias.data<T>()[i / taps];
+  for (std::int64_t c = 0; bias.defined() && c < g.co; ++c)
+    std::fill_n(spread.data() + c * taps, taps, bias.data<T>()[c]);
   gemm<T>(g.n, m, g.ci, {from.data<T>(), g.ci, false}, {w.data<T>(), m, false},
           bias.defined() ? spread.data() : nullptr, to.data<T>(), m, negative_slope);
 }

@@ -100,14 +100,14 @@ struct Ends {
   int first, begin, end, last;
 };
 
-/// Those of a line whose element 0 is `at` elements past a sector: with the sectors that it shares or, where
+/// Those of a line whose element 0 is `at` elements past some sector: with the sectors that it shares or, where
 /// it is not `live`, without.
 template <class T>
 TAPEDECK_HD inline Ends ends_of(const Stage::Span& columns, unsigned at, const Shares& shares, bool live) {
   constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T)),
                 kSector = Stage::kSectorBytes / static_cast<int>(sizeof(T));
   int first = columns.begin, last = columns.end;
-  const int start = static_cast<int>(at) + first, past = static_cast<int>(at) + last;
+  const int from = static_cast<int>(at & (kSector - 1)), start = from + first, past = from + last;
   const int begin = first + (-start & (shares.begin ? kSector - 1 : kElements - 1)),
             end = last - (past & (shares.end ? kSector - 1 : kElements - 1));
   if (shares.begin) first = live ? first - (start & (kSector - 1)) : begin;

@@ -8,8 +8,8 @@
 //   results            [panel][pixel][lane]              output map and bias
 //
 // The products of sources of unlike taps meet in the points that they share. Everything lies in the cache of
-// a core. At last the results are transposed to planes. Weights are packed as for windows.cpp and mapped, and
-// kept so. Each result is computed by one thread in one order.
+// a core, but for layers of large weights, which ask for many tiles. At last the results are transposed to
+// planes. Weights are packed as for windows.cpp and mapped, and kept so. Each result is computed by one thread in one order.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/ahead.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::int64_t kSize = sizeof(float);
 constexpr std::int64_t kItemBytes = 512 << 10;   // of pixels and results of an item
-constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk
+constexpr std::int64_t kChunkBytes = 384 << 10;  // of points and products of a chunk, if weights are small
 constexpr std::int64_t kItems = 16;              // that keep many threads busy
 constexpr std::int64_t kItemTiles = 48;          // that are enough for an item, to have more of them
 // Tiles of a chunk: the weights of a phase pass through the caches once for all of them, so that many bytes
@@ -238,6 +238,12 @@ class Winograd {
     };
     while (images_ > 1 && are_too_few()) images_ = (images_ + 1) / 2;
     while (band_ > 1 && are_too_few()) band_ = (band_ + 1) / 2;
+    if (images_ > 1) {  // items of few images are dealt out evenly
+      const std::int64_t threads = num_threads();
+      std::int64_t items = (map_.n + images_ - 1) / images_;
+      if (items > threads) items = (items + threads - 1) / threads * threads;
+      images_ = (map_.n + items - 1) / items;
+    }
     const std::int64_t tile = kSize * (most_points_ * depth_ + kMostPoints * packed_.width);
     chunk_ = std::min(images_ * band_ * wide, std::clamp(kChunkBytes / tile, least, kMostTiles));
   }
