@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kBlock, kForwardBlocks<T, S>)
   const std::int64_t image = item.plane / a.channels;
   const T* const plane = static_cast<const T*>(a.x) +
                          (image * (a.channels / a.multiplier) + channel / a.multiplier) * a.in_h * a.in_w;
-  if (item.exists && threadIdx.x % a.lanes == 0) {
+  if (item.exists && item.column < 0) {  // a lane of the first tile of columns
     const int first = max(0, item.begin + kLow), last = min(a.in_h, item.end + kHigh);
     prefetch(plane + first * a.in_w, (last - first) * a.in_w * static_cast<int>(sizeof(T)));
   }

@@ -1,5 +1,6 @@
-// Kernels that memory bounds: few channels a group or a large stride. strip_transposed.cu,
-// strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu, strip_weight_grad_rows.cu.
+// Kernels that memory bounds: few channels a group or a large stride. strip_transposed.cu, with
+// strip_transposed_halves.cu; strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu,
+// strip_weight_grad_rows.cu.
 #pragma once
 
 #include <tapedeck/core/tensor.h>

@@ -77,15 +77,9 @@ struct Stage {
  private:
   /// Of a warp's words that meet the same bank, the most: of 8 lines and, a step's columns apart, 4 words.
   static int conflicts(int pitch, int step) {
-    int most = 0;
-    for (int lane = 0; lane < 32; ++lane) {
-      int same = 0;
-      for (int other = 0; other < 32; ++other) {
-        const auto word = [&](int l) { return l / 4 * pitch / 2 + l % 4 * step; };
-        same += word(other) % 32 == word(lane) % 32;
-      }
-      most = std::max(most, same);
-    }
+    int of_bank[32] = {}, most = 0;
+    for (int lane = 0; lane < 32; ++lane)
+      most = std::max(most, ++of_bank[(lane / 4 * pitch / 2 + lane % 4 * step) % 32]);
     return most;
   }
 };
@@ -100,8 +94,8 @@ struct Ends {
   int first, begin, end, last;
 };
 
-/// Those of a line whose element 0 is `at` elements past some sector: with the sectors that it shares or, where
-/// it is not `live`, without.
+/// Those of a line whose element 0 is `at` elements past some sector: with the sectors that it shares or,
+/// where it is not `live`, without.
 template <class T>
 TAPEDECK_HD inline Ends ends_of(const Stage::Span& columns, unsigned at, const Shares& shares, bool live) {
   constexpr int kElements = kStoreBytes / static_cast<int>(sizeof(T)),

@@ -21,11 +21,11 @@ namespace tapedeck::cu::conv_strip {
 
 namespace {
 
-/// A pass of a row phase: what warps look up. Of each place of its sums.
+/// A pass of a row phase: what warps look up.
 template <int kP>
 struct HalfPassEntry {
   int begin, most;  // products of 16 elements of k: the first, and how many
-  int count[kP];    // of a place, those that its phase has
+  int count[kP];    // of each place of its sums, those that its phase has
   int column[kP];   // from a pixel's first column on, or -1
 };
 
