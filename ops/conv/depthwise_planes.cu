@@ -16,8 +16,8 @@
 // Threads' sums are added in a fixed order, and so are the blocks', by a second kernel.
 //
 // On an H200 (depthwise of bench/compare_gpu.py) in bfloat16: 0.082 ms, 73% of a copy's bandwidth, where rows
-// in registers take 0.096. Forward and input gradient by planes, written by bulk copies, took 0.098 and 0.085,
-// by rows they take 0.071 and 0.075.
+// in registers take 0.096. Forward and input gradient by planes, written by bulk copies, took 0.098 and
+// 0.085, by rows they take 0.071 and 0.075.
 #include <algorithm>
 
 #include <tapedeck/core/launch.cuh>
