@@ -9,7 +9,8 @@
 //
 // The products of sources of unlike taps meet in the points that they share. Everything lies in the cache of
 // a core, but for layers of large weights, which ask for many tiles. At last the results are transposed to
-// planes. Weights are packed as for windows.cpp and mapped, and kept so. Each result is computed by one thread in one order.
+// planes. Weights are packed as for windows.cpp and mapped, and kept so. Each result is computed by one
+// thread in one order.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/ahead.h>
