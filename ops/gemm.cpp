@@ -156,7 +156,8 @@ class Gemm {
     });
   }
 
-  /// Where panels are many for each thread, which has whole ones, it packs a block of a panel just before it multiplies it.
+  /// Where panels are many for each thread, which has whole ones, it packs a block of a panel just before it
+  /// multiplies it.
   void each_panel(const MatrixView<T>& left) const {
     const double flops = 2.0 * static_cast<double>(m_ * k_) * static_cast<double>(width(0));
     parallel_for(panels_, grain(flops), [&](std::int64_t begin, std::int64_t end) {
