@@ -32,6 +32,13 @@ Layout order_of(const ConvTranspose2dGeometry& g, Layout y) {
   return g.h.kernel * g.w.kernel == 1 ? Layout::nchw : y;
 }
 
+/// Of the copy of the weight in that order.
+std::int64_t weight_bytes(const ConvTranspose2dGeometry& g, DType dtype, Layout y) {
+  return order_of(g, y) == Layout::nchw
+             ? 0
+             : g.weight_shape().count() * static_cast<std::int64_t>(size_of(dtype));
+}
+
 }  // namespace
 
 bool matrix_fits(const ConvTranspose2dGeometry& g) {
@@ -72,20 +79,16 @@ void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const
 
 std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout,
                               Device device) {
-  const std::int64_t m = columns_of(g), bytes = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t weight = order_of(g, layout) == Layout::nchw ? 0 : g.weight_shape().count() * bytes;
+  const std::int64_t m = columns_of(g), weight = weight_bytes(g, dtype, layout);
   if (!transposed)
     return weight + matmul_workspace(device, dtype, g.n, g.ci, m, Transpose::no, Transpose::yes, false);
   return weight + matmul_workspace(device, dtype, g.n, m, g.ci, Transpose::no, Transpose::no, true) +
-         m * bytes;
+         m * static_cast<std::int64_t>(size_of(dtype));
 }
 
 std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
                                           Device device) {
-  const std::int64_t weight = order_of(g, layout) == Layout::nchw
-                                  ? 0
-                                  : g.weight_shape().count() * static_cast<std::int64_t>(size_of(dtype));
-  return weight +
+  return weight_bytes(g, dtype, layout) +
          matmul_workspace(device, dtype, g.ci, columns_of(g), g.n, Transpose::yes, Transpose::no, false);
 }
 
