@@ -15,9 +15,9 @@ only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one 
 beside the median of as many sets that differ in one parameter. It ends with what is slower than --limit or has less
 than half of its neighbours' share.
 """
-import argparse, atexit, importlib.util, json, math, os, pathlib, statistics, subprocess, sys, tempfile, time
+import argparse, importlib.util, json, math, pathlib, statistics, subprocess, sys, time
 
-from conv_sets import GPU, neighbours, random_sets, words
+from conv_sets import GPU, neighbours, random_sets, written
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPS = ("fwd", "dx", "dw")
@@ -84,14 +84,6 @@ def lines(text):
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     about = {k: v for r in found if "shape" not in r for k, v in r.items()}
     return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}, about
-
-
-def written(sets):
-    """A temporary file of sets, for --sets."""
-    with tempfile.NamedTemporaryFile("w", suffix=".sets", delete=False) as file:
-        file.writelines(f"{name} {words(case)}\n" for name, case in sets.items())
-    atexit.register(os.unlink, file.name)
-    return file.name
 
 
 def cliffs(ours, near):

@@ -2,7 +2,7 @@
 
 A set is (n, ci, h, w, co, kernel, stride, padding, output_padding, dilation, groups), sizes as pairs or as one number.
 """
-import random
+import atexit, os, random, tempfile
 
 # Of all kinds, of 1e7 to 1e9 FLOP or 1 to 100 MB.
 CPU = {"kernel": range(1, 6), "stride": [1, 1, 2, 2, 3, 4], "dilation": [1, 1, 1, 2, 3], "groups": [1, 1, 1, 1, 2, 4, 16],
@@ -75,3 +75,11 @@ def words(case):
     """A set as the benchmarks read it: N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS."""
     n, ci, h, w, co, *sizes, groups = case
     return " ".join(map(str, (n, ci, h, w, co, *(side for size in sizes for side in pair(size)), groups)))
+
+
+def written(sets):
+    """A temporary file of sets, for --sets."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sets", delete=False) as file:
+        file.writelines(f"{name} {words(case)}\n" for name, case in sets.items())
+    atexit.register(os.unlink, file.name)
+    return file.name

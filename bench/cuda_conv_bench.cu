@@ -1,9 +1,11 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--list] [--shapes a,b] [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
+//   cuda_conv_bench [--list | --terms] [--shapes a,b] [--modes
+//   fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //                   [--sets FILE]
 //
-// --list prints the shapes themselves instead, a line of JSON each; for that no GPU is needed. --sets takes
+// --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
+// algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --sets takes
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc; fp32 is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels.
@@ -21,7 +23,9 @@
 #include <vector>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/core/cuda.cuh>
+#include <tapedeck/ops/conv/strip.cuh>
 
 #include "conv_shapes.h"
 
@@ -78,13 +82,18 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   return times[times.size() / 2];
 }
 
-void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
-  const bool nhwc = mode.ends_with("_cl");
+/// Sets a mode's precision; what tensors it has.
+TensorOptions options_of(const std::string& mode) {
   const DType dtype = mode.starts_with("bf16")   ? DType::bfloat16
                       : mode.starts_with("fp16") ? DType::float16
                                                  : DType::float32;
   set_float32_precision(mode.starts_with("tf32") ? Precision::high : Precision::highest);
-  const TensorOptions options{dtype, kCuda, nhwc ? Layout::nhwc : Layout::nchw};
+  return {dtype, kCuda, mode.ends_with("_cl") ? Layout::nhwc : Layout::nchw};
+}
+
+void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
+  const TensorOptions options = options_of(mode);
+  const DType dtype = options.dtype;
   const Variable x = randn(c.x(), options), w = randn(c.weight(), {dtype, kCuda});
   const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(g.y_shape(), options);
@@ -106,6 +115,29 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
       bytes / fwd * 1e-9, to_string(e.forward).c_str(), to_string(e.input_gradient).c_str(),
       to_string(e.weight_gradient).c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
   std::fflush(stdout);
+}
+
+void print_terms(const ConvShape& c, const std::string& mode) {
+  using namespace conv_estimate;
+  const TensorOptions options = options_of(mode);
+  const auto g = conv_transpose2d_geometry(Tensor::empty(c.x()), Tensor::empty(c.weight()), {}, c.options);
+  if (!conv_gemm::fits(g)) return;
+  for (const auto& [pass, name] : {std::pair(ConvPass::forward, "fwd"),
+                                   {ConvPass::input_gradient, "dx"},
+                                   {ConvPass::weight_gradient, "dw"}}) {
+    const ConvCall call(g, pass, options.dtype, options.layout);
+    const auto strip = pass == ConvPass::weight_gradient
+                           ? cu::strip_weight_grad_effort(g, options.dtype, options.layout)
+                           : cu::strip_effort(g, pass == ConvPass::forward, options.dtype, options.layout);
+    for (const ConvAlgorithm a : kEstimated) {
+      if (a == ConvAlgorithm::strip && !strip) continue;
+      std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"op\": \"%s\", \"algorithm\": \"%s\", \"terms\": [",
+                  c.name.c_str(), mode.c_str(), name, to_string(a).c_str());
+      const Terms terms = terms_of(a, call, strip.value_or(conv_strip::StripEffort{}));
+      for (const double& term : terms) std::printf("%s%.6g", &term == terms.data() ? "" : ", ", term);
+      std::puts("]}");
+    }
+  }
 }
 
 /// Four vectors a thread, which is faster than cudaMemcpyAsync().
@@ -143,10 +175,11 @@ void list(const ConvShape& c) {
 
 int main(int argc, char** argv) {
   std::string shapes, sets, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
-  bool only_list = false;
+  bool only_list = false, only_terms = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     only_list |= flag == "--list";
+    only_terms |= flag == "--terms";
     if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];
@@ -166,7 +199,7 @@ int main(int argc, char** argv) {
     return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
   };
   manual_seed(1);
-  if (!only_list) copy();
+  if (!only_list && !only_terms) copy();
   for (const ConvShape& c : all) {
     if (!shapes.empty() && !lists(shapes, c.name)) continue;
     if (only_list) {
@@ -175,6 +208,10 @@ int main(int argc, char** argv) {
     }
     for (const char* mode : {"fp32", "fp32_cl", "tf32", "tf32_cl", "bf16", "bf16_cl", "fp16", "fp16_cl"}) {
       if (!lists(modes, mode)) continue;
+      if (only_terms) {
+        print_terms(c, mode);
+        continue;
+      }
       try {
         run(c, mode, sets.empty() ? kThorough : kBrief);
       } catch (const Error& error) {

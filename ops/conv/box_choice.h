@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <unordered_map>
 #include <utility>
 
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/question.h>
 
 namespace tapedeck::conv_gemm {
 
@@ -226,43 +224,11 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
   return best;
 }
 
-/// All that best_box_way() depends on.
-class BoxQuestion {
- public:
-  BoxQuestion(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-              BoxResults results, int value_bytes)
-      : numbers_{g.n,          g.ci,       g.co,          g.groups,    g.h.in,
-                 g.h.out,      g.h.kernel, g.h.stride,    g.h.padding, g.h.dilation,
-                 g.w.in,       g.w.out,    g.w.kernel,    g.w.stride,  g.w.padding,
-                 g.w.dilation, transposed, element_bytes, parts,       static_cast<int>(results),
-                 value_bytes} {}
-  friend bool operator==(const BoxQuestion&, const BoxQuestion&) = default;
-
-  struct Hash {
-    std::size_t operator()(const BoxQuestion& question) const {
-      std::uint64_t hash = 0;
-      for (const std::int64_t n : question.numbers_) {
-        hash = (hash ^ static_cast<std::uint64_t>(n)) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-      }
-      return static_cast<std::size_t>(hash);
-    }
-  };
-
- private:
-  std::array<std::int64_t, 21> numbers_;
-};
-
-inline constexpr std::size_t kMostKnownWays = 512;  // of a thread: half a megabyte
-
-/// best_box_way(), which takes microseconds, remembered: a step asks the same of each layer, again and again.
+/// best_box_way(), which takes microseconds.
 inline BoxWay known_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
                             BoxResults results, int value_bytes) {
-  thread_local std::unordered_map<BoxQuestion, BoxWay, BoxQuestion::Hash> known;
-  const BoxQuestion question(g, transposed, element_bytes, parts, results, value_bytes);
-  if (const auto found = known.find(question); found != known.end()) return found->second;
-  if (known.size() == kMostKnownWays) known.clear();
-  return known[question] = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes),
+                    [&] { return best_box_way(g, transposed, element_bytes, parts, results, value_bytes); });
 }
 
 }  // namespace tapedeck::conv_gemm

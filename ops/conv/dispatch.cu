@@ -1,10 +1,13 @@
 // Which kernel computes the convolution family on a GPU, as kernels.h states.
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/explain.h>
+#include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/question.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 #include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/conv2d.h>
@@ -22,44 +25,48 @@ namespace tapedeck::cu {
 
 namespace {
 
+using conv_estimate::ConvCall;
+using conv_estimate::ConvPass;
+
 struct Choice {
-  ConvAlgorithm algorithm;
-  const char* reason;
+  ConvAlgorithm algorithm = ConvAlgorithm::automatic;
+  const char* reason = "";
 };
-
-/// What kernels of special layers can compute, and what is taken unless an algorithm is forced.
-struct Offer {
-  bool matrix = false, direct = false, depthwise = false, strip = false;
-  Choice natural{ConvAlgorithm::wgmma, "much work a byte"};
-};
-
-Choice choose(const ConvTranspose2dGeometry& g, DType dtype, bool has_wgmma, const Offer& offer) {
-  ConvAlgorithm a = conv_algorithm();
-  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool tiles = conv_gemm::fits(g);
-  const bool known =
-      a == ConvAlgorithm::reference || (a == ConvAlgorithm::matrix && offer.matrix) ||
-      (a == ConvAlgorithm::depthwise && offer.depthwise) || (a == ConvAlgorithm::direct && offer.direct) ||
-      (a == ConvAlgorithm::strip && offer.strip) ||
-      (tiles && (a == ConvAlgorithm::simt || a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma));
-  Choice c = known ? Choice{a, "forced"} : offer.natural;
-  if (c.algorithm == ConvAlgorithm::wgmma && !tiles)
-    return {ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
-  if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
-      dtype == DType::float64)
-    c = {ConvAlgorithm::simt, "products of float64 have no tensor cores here"};
-  if (c.algorithm == ConvAlgorithm::wgmma && !has_wgmma)
-    c = {ConvAlgorithm::tensor, "the device does not have Hopper's instructions"};
-  if (c.algorithm == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
-    c = {ConvAlgorithm::tensor, "products of half types have tensor cores only"};
-  return c;
-}
 
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
     kThin{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
-    kLittleWork{ConvAlgorithm::strip, "few channels, or less than 24 operations a byte"},
-    kFewChannels{ConvAlgorithm::direct, "few channels"},
-    kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"};
+    kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},
+    kNoTiles{ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
+
+/// Which algorithms, besides products of tiles, can compute a call; of strips what they would do.
+struct Offer {
+  Offer(const ConvCall& c, DType dtype, Layout x, Layout y, bool has_wgmma) : matrix(matrix_fits(c.g)) {
+    const ConvTranspose2dGeometry& g = c.g;
+    // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
+    const bool strips = has_wgmma && x == y;
+    if (c.pass == ConvPass::weight_gradient) {
+      direct = direct_weight_grad_fits(g);
+      thin = direct && thin_weight_grad_fits(g, dtype, x, y);
+      depthwise = depthwise_weight_grad_fits(g, x, y, dtype) ||
+                  depthwise_channels_last_weight_grad_fits(g, dtype, x, y);
+      if (strips) strip = strip_weight_grad_effort(g, dtype, x);
+    } else {
+      const bool transposed = c.pass == ConvPass::forward;
+      const Layout from = transposed ? x : y, to = transposed ? y : x;
+      direct = direct_fits(g);
+      thin = direct && thin_fits(g, dtype, from, to);
+      depthwise =
+          depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to);
+      if (strips) strip = strip_effort(g, transposed, dtype, x);
+    }
+  }
+  bool has(ConvAlgorithm a) const {
+    return (a == ConvAlgorithm::matrix && matrix) || (a == ConvAlgorithm::direct && direct) ||
+           (a == ConvAlgorithm::depthwise && depthwise) || (a == ConvAlgorithm::strip && strip);
+  }
+  bool matrix, direct, thin, depthwise;  // thin: as direct
+  std::optional<StripEffort> strip;
+};
 
 bool is_accurate(DType dtype) {
   return dtype == DType::float32 && float32_precision() == Precision::highest;
@@ -74,60 +81,74 @@ bool takes_matrix(const ConvTranspose2dGeometry& g, DType dtype, Layout y, bool 
   return !tiles || g.flops() < (last ? 0.5e9 : 1.5e9);
 }
 
-double bytes_of(const ConvTranspose2dGeometry& g, DType dtype) {
-  return static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count()) *
-         static_cast<double>(size_of(dtype));
+bool is_product_of_tiles(ConvAlgorithm a) {
+  return a == ConvAlgorithm::simt || a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
 }
 
-Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to,
-                  bool has_wgmma) {
-  Offer offer{
-      matrix_fits(g), direct_fits(g),
-      depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to),
-      // They take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
-      has_wgmma && from == to && strip_fits(g, transposed, dtype, from)};
-  // Channels last, products of tiles need no transposes: what they lack is channels of a group.
-  const bool strips = offer.strip && (from == Layout::nchw || g.groups > 1);
+/// float64, which has no estimates: direct kernels where tiles would be mostly padding, or memory bounds
+/// them.
+Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
+  const ConvTranspose2dGeometry& g = c.g;
+  const Choice few{ConvAlgorithm::direct, "few channels"},
+      tiles{ConvAlgorithm::simt, "products of float64 have no tensor cores here"};
+  if (offer.depthwise) return kGroupsOfOne;
+  if (!offer.direct) return tiles;
+  if (c.pass == ConvPass::weight_gradient) return g.group_ci() * g.group_co() <= 8 ? few : tiles;
+  const bool transposed = c.pass == ConvPass::forward;
   const std::int64_t to_channels = transposed ? g.group_co() : g.group_ci();
-  // Products of tiles have at least 32 channels, and their results are not stored in full lines where the
-  // stride is above 1.
-  const bool little = to_channels <= 4 || g.flops() < 24 * bytes_of(g, dtype);
-  if (offer.matrix && takes_matrix(g, dtype, transposed ? to : from, !transposed)) {
-    offer.natural = kOnePixel;
-  } else if (offer.depthwise) {
-    offer.natural = kGroupsOfOne;
-  } else if (offer.direct && thin_fits(g, dtype, from, to)) {
-    offer.natural = kThin;
-  } else if (strips && little && (transposed ? to_channels > 4 || !is_accurate(dtype) : g.group_co() >= 8)) {
-    offer.natural = kLittleWork;
-  } else if (offer.direct && (transposed || to_channels <= 16) &&
-             (to_channels == 1 || (to == Layout::nchw && little))) {
-    offer.natural = kFewChannels;
-  }
-  return choose(g, dtype, has_wgmma, offer);
-}
-Choice choose_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& to) {
-  return choose_map(g, transposed, to.dtype(), from.layout(), to.layout(), conv_gemm::has_wgmma(to.device()));
+  const double bytes =
+      8.0 * static_cast<double>(g.x_shape().count() + g.weight_shape().count() + g.y_shape().count());
+  const bool little = to_channels <= 4 || g.flops() < 24 * bytes;
+  const bool direct =
+      (transposed || to_channels <= 16) && (to_channels == 1 || (c.layout == Layout::nchw && little));
+  return direct ? few : tiles;
 }
 
-Choice choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
-  Offer offer{
-      matrix_fits(g), direct_weight_grad_fits(g),
-      depthwise_weight_grad_fits(g, x, y, dtype) || depthwise_channels_last_weight_grad_fits(g, dtype, x, y),
-      has_wgmma && x == y && strip_weight_grad_fits(g, dtype, x)};
-  const bool strips = offer.strip && (x == Layout::nchw || g.groups > 1);
-  if (offer.matrix && takes_matrix(g, dtype, y, false)) {
-    offer.natural = kOnePixel;
-  } else if (offer.depthwise) {
-    offer.natural = kGroupsOfOne;
-  } else if (offer.direct && thin_weight_grad_fits(g, dtype, x, y)) {
-    offer.natural = kThin;
-  } else if (strips && (g.group_co() <= 4 || g.flops() < 24 * bytes_of(g, dtype))) {
-    offer.natural = kLittleWork;
-  } else if (offer.direct && g.group_ci() * g.group_co() <= 8) {
-    offer.natural = kFewChannels;
+/// What is taken unless an algorithm is forced.
+Choice choose_freely(const ConvCall& c, DType dtype, Layout y, bool has_wgmma, const Offer& offer) {
+  const ConvTranspose2dGeometry& g = c.g;
+  if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
+  if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
+  if (offer.thin) return kThin;
+  if (!conv_gemm::fits(g) || g.n == 0) return offer.depthwise ? kGroupsOfOne : kNoTiles;
+  if (dtype == DType::float64) return choose_for_float64(c, offer);
+  Choice best{};
+  double least = std::numeric_limits<double>::infinity();
+  for (const ConvAlgorithm a : conv_estimate::kEstimated) {
+    if (is_product_of_tiles(a) ? a == ConvAlgorithm::wgmma && !has_wgmma : !offer.has(a)) continue;
+    const double time = conv_estimate::estimate(a, c, offer.strip.value_or(StripEffort{}));
+    if (time < least) least = time, best = {a, "the least estimated time"};
   }
-  return choose(g, dtype, has_wgmma, offer);
+  return best;
+}
+
+/// x and y of these layouts.
+Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
+              bool has_wgmma) {
+  const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? x : y);
+  const Offer offer(call, dtype, x, y, has_wgmma);
+  ConvAlgorithm a = conv_algorithm();
+  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
+  const bool known =
+      a == ConvAlgorithm::reference || offer.has(a) || (is_product_of_tiles(a) && conv_gemm::fits(g));
+  Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, has_wgmma, offer);
+  if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
+      dtype == DType::float64)
+    c = {ConvAlgorithm::simt, "products of float64 have no tensor cores here"};
+  if (c.algorithm == ConvAlgorithm::wgmma && !has_wgmma)
+    c = {ConvAlgorithm::tensor, "the device does not have Hopper's instructions"};
+  if (c.algorithm == ConvAlgorithm::simt && (dtype == DType::bfloat16 || dtype == DType::float16))
+    c = {ConvAlgorithm::tensor, "products of half types have tensor cores only"};
+  return c;
+}
+Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
+                    bool has_wgmma) {
+  return remembered(ConvQuestion(g, pass, dtype, x, y, float32_precision(),
+                                 has_wgmma * 2 + OperandCopies::serve_both(), conv_algorithm()),
+                    [&] { return choose(g, pass, dtype, x, y, has_wgmma); });
+}
+Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y) {
+  return known_choice(g, pass, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -194,7 +215,7 @@ struct Variants {
       splits = direct_weight_grad_splits(g, dtype, layout, layout);
     }
     if (c.algorithm == ConvAlgorithm::strip) {
-      if (strip_weight_grad_rows_fits(g, dtype, layout)) variant = "rows of y read once";
+      if (strip_weight_grad_rows_effort(g, dtype, layout)) variant = "rows of y read once";
       splits = strip_weight_grad_splits(g, dtype, layout);
     }
     if (c.algorithm == ConvAlgorithm::wgmma) {
@@ -231,7 +252,7 @@ struct Variants {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y, double negative_slope) {
-  const ConvAlgorithm algorithm = choose_map(g, true, x, y).algorithm;
+  const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
@@ -262,7 +283,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x, double negative_slope) {
-  const ConvAlgorithm algorithm = choose_map(g, false, y, x).algorithm;
+  const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
@@ -290,8 +311,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
-  const ConvAlgorithm algorithm =
-      choose_weight_grad(g, w.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(w.device())).algorithm;
+  const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, x, y).algorithm;
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
@@ -312,16 +332,14 @@ namespace {
 
 ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma,
                           std::optional<Device> device) {
-  const Choice forward = choose_map(g, true, dtype, layout, layout, has_wgmma),
-               input_gradient = choose_map(g, false, dtype, layout, layout, has_wgmma),
-               weight_gradient = choose_weight_grad(g, dtype, layout, layout, has_wgmma);
+  const auto choice = [&](ConvPass pass) { return known_choice(g, pass, dtype, layout, layout, has_wgmma); };
   ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
   const Variants variants{g, dtype, layout, has_wgmma, device};
-  e.forward = variants.of_map(forward, true);
+  e.forward = variants.of_map(choice(ConvPass::forward), true);
   {
     const OperandCopies both(true);  // which decides how the gradients are computed
-    e.input_gradient = variants.of_map(input_gradient, false);
-    e.weight_gradient = variants.of_weight_grad(weight_gradient);
+    e.input_gradient = variants.of_map(choice(ConvPass::input_gradient), false);
+    e.weight_gradient = variants.of_weight_grad(choice(ConvPass::weight_gradient));
   }
   e.workspace = std::max({e.forward.workspace, e.input_gradient.workspace, e.weight_gradient.workspace});
   const double rate = dtype == DType::float64 ? 60e12 : is_accurate(dtype) ? 267e12 : 680e12;

@@ -30,6 +30,9 @@
 //   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
+// What matrix, depthwise kernels of groups of one channel and direct ones of thin layers (thin.cu) are made
+// for, they compute; for other calls these algorithms' times are estimated (gpu_estimate.h), from times of
+// random layers on an H200.
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`

@@ -3,19 +3,26 @@
 // strip_weight_grad_rows.cu.
 #pragma once
 
+#include <optional>
+
 #include <tapedeck/core/tensor.h>
-#include <tapedeck/ops/conv_transpose2d_geometry.h>
+#include <tapedeck/ops/conv/strip_plan.h>
 
 namespace tapedeck::cu {
 
-/// Whether these can compute a call on tensors of this type, all of one layout.
-bool strip_transposed_fits(const ConvTranspose2dGeometry& g, DType dtype);
-bool strip_transposed_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype);
-bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
-inline bool strip_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout) {
-  if (!transposed) return strip_plain_fits(g, dtype, layout);
-  return layout == Layout::nchw ? strip_transposed_fits(g, dtype)
-                                : strip_transposed_channels_last_fits(g, dtype);
+using conv_strip::StripEffort;
+
+/// What these do for a call on tensors of this type, all of one layout, that start at multiples of 16 bytes;
+/// nothing where they cannot compute it.
+std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry& g, DType dtype);
+std::optional<StripEffort> strip_transposed_channels_last_effort(const ConvTranspose2dGeometry& g,
+                                                                 DType dtype);
+std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+inline std::optional<StripEffort> strip_effort(const ConvTranspose2dGeometry& g, bool transposed, DType dtype,
+                                               Layout layout) {
+  if (!transposed) return strip_plain_effort(g, dtype, layout);
+  return layout == Layout::nchw ? strip_transposed_effort(g, dtype)
+                                : strip_transposed_channels_last_effort(g, dtype);
 }
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
@@ -25,13 +32,15 @@ void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tens
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                  const Tensor& x);
 
-bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometry& g, DType dtype,
+                                                    Layout layout);
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 /// How many sums of the weight's size that makes before they are added, of tensors that start at multiples of
 /// 16 bytes.
 std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 /// The same, where two or three rows of x meet a row of y.
-bool strip_weight_grad_rows_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+std::optional<StripEffort> strip_weight_grad_rows_effort(const ConvTranspose2dGeometry& g, DType dtype,
+                                                         Layout layout);
 void strip_weight_grad_rows(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                             const Tensor& w);
 std::int64_t strip_weight_grad_rows_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);

@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
 
 struct Configuration {
   int rows = 0, m = 0, n = 0;  // kRows, kM, kN
+  StripEffort effort;
 };
 
 /// The arguments but for tensors and strides, and the kernel; `m` is 0 where nothing fits.
@@ -376,6 +377,13 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   }
   best.strips = static_cast<int>(ceil_div(p.to_h, best.length));
   best.items = static_cast<int>(tiles * best.strips);
+  const double turns = static_cast<double>(ceil_div(combinations, 132 * best_blocks)),
+               down = turns * static_cast<double>(fewest) * p.chunks, together = down * best_blocks,
+               lines = together * p.slot_of.count * p.chunk / p.pixel;
+  chosen.effort = {lines * row_bytes(p),
+                   together * (merged ? 1 : p.slot_of.count) * best.steps *
+                       (8 * chosen.m + chosen.rows * chosen.n * (2 + chosen.m)),
+                   down, lines * p.copies};
   return chosen;
 }
 
@@ -397,11 +405,16 @@ void launch(const PlainArguments& a, Device device) {
 
 }  // namespace
 
-bool strip_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  PlainArguments a;
+std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   const bool last = layout == Layout::nhwc;
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
-         (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, a).m > 0;
+  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 ||
+      (last && !conv_strip::channels_last_fits(g)))
+    return {};
+  PlainArguments a;
+  const Configuration chosen =
+      arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, static_cast<int>(size_of(dtype))), a);
+  if (chosen.m == 0) return {};
+  return chosen.effort;
 }
 
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,

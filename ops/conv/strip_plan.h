@@ -322,6 +322,19 @@ inline double waiting(int bytes, int on_way) {
   return std::max(1.0, (1 + (16 << 10) / static_cast<double>(bytes)) / on_way);
 }
 
+/// What the busiest multiprocessor does for a call, from which gpu_estimate.h estimates its time.
+struct StripEffort {
+  double bytes = 0;     // that memory moves to or from it
+  double products = 0;  // about the instructions of a warp's products
+  double stages = 0;    // that a block waits for
+  double copies = 0;    // to shared memory, of a thread each
+};
+/// Of rows that are copied to shared memory: those of `p`, where a slot has so many channels. Rows begin and
+/// end in a sector.
+inline double row_bytes(const Strip& p) {
+  return static_cast<double>(p.copies) * p.copy * p.pixel * p.bytes + (p.pixel == 1 ? 64 : 0);
+}
+
 /// Whether channels last have whole steps of channels.
 inline bool channels_last_fits(const ConvTranspose2dGeometry& g) {
   return g.group_ci() % kStep == 0 && g.group_co() % kStep == 0;

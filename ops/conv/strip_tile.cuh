@@ -505,9 +505,16 @@ struct WidePixels {
     for (int e = 0; e < 4; ++e) b.steps[e / 2].set(e % 2, 0.0f);
     return b;
   }
-  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
+  /// sums += a * b; at float32's accuracy the product of its own, since tensor cores truncate what they add.
+  __device__ __forceinline__ static void add_product(float (&sums)[4], const A& a, const B& b) {
+    float part[4] = {};
+    float(&c)[4] = kParts == 3 ? part : sums;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) conv_strip::multiply<T, kParts>(c, a.steps[s], b.steps[s]);
+    for (int s = 0; s < 2; ++s) multiply<T, kParts>(c, a.steps[s], b.steps[s]);
+    if constexpr (kParts == 3) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[k] += part[k];
+    }
   }
 };
 /// 16-bit types as they are.
@@ -528,8 +535,8 @@ struct HalfPixels {
     return {load_halves(at[0], at[0] + four), load_halves(at[1], at[1] + four)};
   }
   __device__ __forceinline__ static B zeros() { return {0, 0}; }
-  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
-    conv_gemm::Half<T>::multiply(c, a.words, b.words[0], b.words[1]);
+  __device__ __forceinline__ static void add_product(float (&sums)[4], const A& a, const B& b) {
+    conv_gemm::Half<T>::multiply(sums, a.words, b.words[0], b.words[1]);
   }
 };
 template <class T, int kParts>

@@ -27,7 +27,6 @@
 // rows in one piece with rows without taps in them (0.43); rows without taps written only while lines are
 // read from shared memory, with tiles of two rows (0.30). Rows that do not begin in a sector cost most of the
 // rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
-#include <unordered_map>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/box_choice.h>
@@ -218,16 +217,21 @@ __global__ void __launch_bounds__(kThreads, 2)
   wait_for_bulk_reads();
 }
 
-/// The arguments but for tensors and strides; `tiles` 0 where nothing fits. The cost is of bytes of y and the
-/// like.
-TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
+/// The arguments but for tensors and strides; `tiles` 0 where nothing fits. And the least cost, of bytes of y
+/// and the like.
+struct Found {
+  TransposedArguments arguments;
+  StripEffort effort;
+};
+Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   const bool halves = size_of(dtype) == 2,
              three = dtype == DType::float32 && float32_precision() == Precision::highest;
-  TransposedArguments best{};
+  Found found{};
+  TransposedArguments& best = found.arguments;
   const int bytes = static_cast<int>(size_of(dtype));
   Strip start(g, true, bytes);
   const Passes passes = halves ? choose_whole_passes(start) : choose_passes(start);
-  if (passes.count < 0) return best;
+  if (passes.count < 0) return found;
   choose_rows(start);
   int live_h = 0;
   for (int i = 0; i < start.plan.h.count; ++i) live_h += start.plan.h.phase[i].taps > 0;
@@ -288,6 +292,11 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
     if (best.tiles > 0 && cost >= least) return;
     least = cost;
     best = a;
+    // Two blocks a multiprocessor.
+    const double lines = static_cast<double>(p.slots) * p.chunk / p.pixel;
+    found.effort = {2 * turns * (written + lines * row_bytes(p)),
+                    2 * turns * rows * a.parts * steps * (8 + channels / 8 * passes.most * 4),
+                    turns * of_tile, 2 * turns * lines * p.copies};
   };
   for (int channels : {8, 16}) {
     if (channels > 8 && g.group_co() <= 8) break;
@@ -308,32 +317,29 @@ TransposedArguments find_arguments(const ConvTranspose2dGeometry& g, DType dtype
             for (int stages : {1, 2}) consider(channels, columns, rows, staged, buffers, stages);
     }
   }
-  return best;
+  return found;
 }
 
-/// find_arguments(), which tries hundreds of tiles, remembered: eager steps ask the same again and again.
-const TransposedArguments& arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
-  thread_local std::unordered_map<conv_gemm::BoxQuestion, TransposedArguments, conv_gemm::BoxQuestion::Hash>
-      known;
-  const int precision = static_cast<int>(float32_precision());
-  const conv_gemm::BoxQuestion question(g, true, copy, precision, conv_gemm::BoxResults::rows,
-                                        static_cast<int>(dtype));
-  if (const auto found = known.find(question); found != known.end()) return found->second;
-  if (known.size() == conv_gemm::kMostKnownWays) known.clear();
-  return known[question] = find_arguments(g, dtype, copy);
+/// find_arguments(), which tries hundreds of tiles.
+Found arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
+  return remembered(ConvQuestion(g, copy, float32_precision(), dtype),
+                    [&] { return find_arguments(g, dtype, copy); });
 }
 
 }  // namespace
 
-bool strip_transposed_fits(const ConvTranspose2dGeometry& g, DType dtype) {
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && arguments_of(g, dtype, 16).tiles > 0;
+std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry& g, DType dtype) {
+  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0) return {};
+  const Found found = arguments_of(g, dtype, copy_bytes(nullptr, g.w.in, static_cast<int>(size_of(dtype))));
+  if (found.arguments.tiles == 0) return {};
+  return found.effort;
 }
 
 void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y) {
   const DeviceScope scope(y.device());
   TransposedArguments a =
-      arguments_of(g, y.dtype(), copy_bytes(x.raw(), g.w.in, static_cast<int>(size_of(y.dtype()))));
+      arguments_of(g, y.dtype(), copy_bytes(x.raw(), g.w.in, static_cast<int>(size_of(y.dtype())))).arguments;
   a.strip.plan.from = ImageStrides(x.strides());
   a.strip.plan.to = ImageStrides(y.strides());
   a.x = x.raw();

@@ -185,7 +185,7 @@ int block_channels(const ConvTranspose2dGeometry& g) {
 }
 
 /// The arguments but for tensors and strides; `tiles` 0 where shared memory is too small.
-Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
+Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, StripEffort* effort = nullptr) {
   Arguments best{};
   const int bytes = static_cast<int>(size_of(dtype)), channels = block_channels(g);
   Strip start(g, true, bytes, true);
@@ -234,6 +234,12 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype) {
     best = a;
     best.tiles = std::max(1, p.tiles());
     best.blocks = static_cast<int>(ceil_div(p.plan.to_channels, channels));
+    if (effort == nullptr) return;
+    // Two blocks a multiprocessor.
+    const double lines = static_cast<double>(p.slots) * p.chunk / p.pixel * a.groups;
+    *effort = {2 * turns * (rows * columns * written * bytes + lines * row_bytes(p)),
+               2 * turns * a.units * steps / p.plan.h.count * (8 + channels / 8 * passes.most * 4), turns,
+               2 * turns * lines * p.copies};
   };
   for (int columns : {16, 32, 64, 128})
     for (int rows : {1, 2, 4, 8}) consider(rows, columns);
@@ -260,9 +266,13 @@ void launch(const Arguments& a, Device device) {
 
 }  // namespace
 
-bool strip_transposed_channels_last_fits(const ConvTranspose2dGeometry& g, DType dtype) {
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && conv_strip::channels_last_fits(g) &&
-         arguments_of(g, dtype).tiles > 0;
+std::optional<StripEffort> strip_transposed_channels_last_effort(const ConvTranspose2dGeometry& g,
+                                                                 DType dtype) {
+  StripEffort effort;
+  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 || !conv_strip::channels_last_fits(g) ||
+      arguments_of(g, dtype, &effort).tiles == 0)
+    return {};
+  return effort;
 }
 
 void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w,

@@ -10,7 +10,7 @@
 //   columns ci of 8:       x[ci][pixel]                          of a step loaded once for all taps
 //
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
-// are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
+// are the blocks', by a second kernel.
 //
 // On an H200 (kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.27, 0.23 and 0.15 ms.
 // What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
@@ -185,15 +185,10 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
 #pragma unroll
         for (int m = m0; m < m0 + kAtOnce; ++m) {
           const int2 of_rows = row_places[m * 8];
-          float part[kN][4] = {};
           const auto a = P::load_rows({windows[0] + of_rows.x, windows[1] + of_rows.x},
                                       {windows[0] + of_rows.y, windows[1] + of_rows.y}, 4 * step_bytes);
 #pragma unroll
-          for (int n = 0; n < kN; ++n) P::multiply(part[n], a, b[n]);
-#pragma unroll
-          for (int n = 0; n < kN; ++n)
-#pragma unroll
-            for (int k = 0; k < 4; ++k) sums[m][n][k] += part[n][k];
+          for (int n = 0; n < kN; ++n) P::add_product(sums[m][n], a, b[n]);
         }
       }
     }
@@ -229,8 +224,9 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
 
 struct Configuration {
   int m = 0, n = 0;  // kM, kN
+  StripEffort effort;
 };
-constexpr Configuration kConfigurations[] = {{16, 1}, {10, 2}, {4, 2}};
+constexpr Configuration kConfigurations[] = {{16, 1, {}}, {10, 2, {}}, {4, 2, {}}};
 
 /// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
 Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int y_copy, int x_copy,
@@ -299,6 +295,13 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
         const std::int64_t most = std::clamp<std::int64_t>(132 * blocks / combinations, 1, best.tiles);
         const std::int64_t turns = ceil_div(best.tiles, most);
         best.splits = static_cast<int>(ceil_div(best.tiles, turns));
+        const auto down = static_cast<double>(turns * ceil_div(combinations, 132 * blocks));
+        const double y_lines = static_cast<double>(p.slots) * y_channels / p.pixel,
+                     x_lines = rows * a.x_channels;
+        chosen.effort = {down * blocks * (y_lines * row_bytes(p) + x_lines * columns * bytes),
+                         down * blocks * static_cast<double>(ceil_div(groups, warps)) *
+                             static_cast<double>(ceil_div(a.rows, kPixels)) * (24 + 4 * c.n),
+                         down, down * blocks * (y_lines * p.copies + x_lines * a.x_copies)};
       }
     }
   }
@@ -317,16 +320,23 @@ void launch(const WeightGradArguments& a, Device device) {
 
 }  // namespace
 
-bool strip_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  WeightGradArguments a;
+std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometry& g, DType dtype,
+                                                    Layout layout) {
+  if (const auto effort = strip_weight_grad_rows_effort(g, dtype, layout)) return effort;
   const bool last = layout == Layout::nhwc;
-  if (strip_weight_grad_rows_fits(g, dtype, layout)) return true;
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
-         (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, 16, a).m > 0;
+  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 ||
+      (last && !conv_strip::channels_last_fits(g)))
+    return {};
+  const int bytes = static_cast<int>(size_of(dtype));
+  WeightGradArguments a;
+  const Configuration chosen = arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, bytes),
+                                            copy_bytes(nullptr, g.w.in, bytes), a);
+  if (chosen.m == 0) return {};
+  return chosen.effort;
 }
 
 std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  if (strip_weight_grad_rows_fits(g, dtype, layout)) return strip_weight_grad_rows_splits(g, dtype, layout);
+  if (strip_weight_grad_rows_effort(g, dtype, layout)) return strip_weight_grad_rows_splits(g, dtype, layout);
   const int bytes = static_cast<int>(size_of(dtype));
   WeightGradArguments a;
   arguments_of(g, dtype, layout == Layout::nhwc, copy_bytes(nullptr, g.w.out, bytes),
@@ -337,7 +347,7 @@ std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dt
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const DeviceScope scope(w.device());
   const int bytes = static_cast<int>(size_of(w.dtype()));
-  if (strip_weight_grad_rows_fits(g, w.dtype(), y.layout())) return strip_weight_grad_rows(g, x, y, w);
+  if (strip_weight_grad_rows_effort(g, w.dtype(), y.layout())) return strip_weight_grad_rows(g, x, y, w);
   const bool last = y.layout() == Layout::nhwc;
   WeightGradArguments a;
   const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),

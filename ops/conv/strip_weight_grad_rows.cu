@@ -13,7 +13,7 @@
 //   group q+1:       q+1                                    q (moved)                         q-1 (moved)
 //
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
-// are the blocks', by a second kernel. Sums over 16 pixels are added to those in registers in float32.
+// are the blocks', by a second kernel.
 //
 // On an H200 (kb75 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.24, 0.18 and 0.13 ms, 84, 116
 // and 77% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
@@ -185,12 +185,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           const auto a =
               P::load_rows({upper, upper + 8 * step_bytes}, {lower, lower + 8 * step_bytes}, 4 * step_bytes);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            float part[4] = {};
-            P::multiply(part, a, of_x[r]);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) sums[slot * kRows + r][m][k] += part[k];
-          }
+          for (int r = 0; r < kRows; ++r) P::add_product(sums[slot * kRows + r][m], a, of_x[r]);
         }
       }
     }
@@ -226,8 +221,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 struct Configuration {
   int slots = 0, rows = 0, m = 0;  // kSlots, kRows, kM
+  StripEffort effort;
 };
-constexpr Configuration kConfigurations[] = {{1, 3, 5}, {1, 2, 8}, {2, 2, 4}};
+constexpr Configuration kConfigurations[] = {{1, 3, 5, {}}, {1, 2, 8, {}}, {2, 2, 4, {}}};
 
 /// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
 Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int y_copy, int x_copy,
@@ -289,6 +285,13 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   a.items = static_cast<int>(tiles * a.strips);
   a.splits =
       static_cast<int>(ceil_div(a.items, ceil_div(a.items, std::min<std::int64_t>(resident, a.items))));
+  const double down = static_cast<double>(ceil_div(a.items, a.splits) * ceil_div(combinations, 264)) *
+                      (a.length + chosen.rows - 1),
+               y_lines = static_cast<double>(chosen.slots) * y_channels / p.pixel;
+  chosen.effort = {2 * down * (y_lines * row_bytes(p) + static_cast<double>(a.x_channels) * columns * bytes),
+                   2 * down * chosen.slots * static_cast<double>(ceil_div(p.row_elements(), kPixels)) *
+                       (12 + 6 * chosen.rows),
+                   down, 2 * down * (y_lines * p.copies + static_cast<double>(a.x_channels) * a.x_copies)};
   return chosen;
 }
 
@@ -304,11 +307,18 @@ void launch(const Arguments& a, Device device) {
 
 }  // namespace
 
-bool strip_weight_grad_rows_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  Arguments a;
+std::optional<StripEffort> strip_weight_grad_rows_effort(const ConvTranspose2dGeometry& g, DType dtype,
+                                                         Layout layout) {
   const bool last = layout == Layout::nhwc;
-  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 && g.h.in > 0 && g.w.in > 0 &&
-         (!last || conv_strip::channels_last_fits(g)) && arguments_of(g, dtype, last, 16, 16, a).m > 0;
+  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 || g.h.in == 0 || g.w.in == 0 ||
+      (last && !conv_strip::channels_last_fits(g)))
+    return {};
+  const int bytes = static_cast<int>(size_of(dtype));
+  Arguments a;
+  const Configuration chosen = arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, bytes),
+                                            copy_bytes(nullptr, g.w.in, bytes), a);
+  if (chosen.m == 0) return {};
+  return chosen.effort;
 }
 
 std::int64_t strip_weight_grad_rows_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {

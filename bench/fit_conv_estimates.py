@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""What a GPU's estimates of convolution times (ops/conv/gpu_estimate.h) multiply their terms by.
+
+    python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench --times FOLDER [--measure] [--write]
+
+--measure, on a GPU, times 300 random layers (conv_sets.py) and those of conv_shapes.h by every algorithm, into one file
+of JSON lines an algorithm, FOLDER/ALGORITHM.jsonl: some minutes. Then, on any machine, factors are fitted to these times:
+sums of terms times factors of at least 0, with the least squares of logarithms, of which large ones count less. --write
+writes ops/conv/gpu_estimate_factors.h. Needs SciPy.
+
+For each pass and mode it prints how much slower than the fastest algorithm the chosen one is, as a geometric mean:
+with the factors of all layers, and of those that a fifth of the layers had no part in (which is judged); and the worst.
+"""
+import argparse, json, math, os, pathlib, subprocess, sys
+
+import numpy
+from scipy.optimize import least_squares
+
+from conv_sets import GPU, random_sets, written
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise")
+MODES = (("fp32", "tf32", "bf16"), ("fp32_cl", "tf32_cl", "bf16_cl"))
+PASSES = ("fwd", "dx", "dw")
+SMALL = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"  # direct kernels take seconds for others
+FEW = 10  # layers, with which nothing is fitted
+FOLDS = 5
+NAMED = 6  # times as much count the layers of conv_shapes.h
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def bench(command, algorithm=None):
+    env = {**os.environ, **({"TAPEDECK_CONV_ALGORITHM": algorithm} if algorithm else {})}
+    return subprocess.run(list(map(str, command)), env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def fit(layers):
+    """The factors of layers, each (terms, microseconds, weight)."""
+    terms, times, weights = (numpy.array(v, float) for v in zip(*layers))
+    scale = terms.max(axis=0)
+    used = scale > 0
+    terms = terms[:, used] / scale[used]
+
+    def residuals(logs):
+        return weights * (numpy.log(terms @ numpy.exp(logs)) - numpy.log(times))
+
+    starts = (numpy.full(terms.shape[1], math.log(part * numpy.median(times) / terms.shape[1])) for part in (0.3, 2))
+    best = min((least_squares(residuals, start, loss="soft_l1", f_scale=0.2, bounds=(-16, 16)) for start in starts),
+               key=lambda result: result.cost)
+    factors = numpy.zeros(len(scale))
+    factors[used] = numpy.exp(best.x) / scale[used]
+    factors[factors * scale < 0.01 * times.min()] = 0  # which matter nowhere
+    return factors
+
+
+def mean(logs):
+    return math.exp(numpy.mean(logs)) if len(logs) else 1.0
+
+
+class Layers:
+    """Terms and times by (layer, mode, pass), {algorithm: (terms, microseconds)}."""
+
+    def __init__(self, command, folder):
+        sets = written(random_sets(300, 1, GPU))
+        modes = ",".join(mode for of_layout in MODES for mode in of_layout)
+        terms = {}
+        for what in (["--sets", sets], []):
+            for line in lines(bench([command, "--terms", "--modes", modes, *what])):
+                terms[line["shape"], line["mode"], line["op"], line["algorithm"]] = line["terms"]
+        self.of = {}
+        for algorithm in ALGORITHMS:
+            for line in lines((folder / f"{algorithm}.jsonl").read_text()):
+                for op in PASSES:
+                    key = line.get("shape"), line.get("mode"), op
+                    kernel = line.get(f"{op}_kernel", "")
+                    # Where an algorithm cannot compute a call another one does.
+                    if kernel.split(" ")[0] == algorithm and "thin" not in kernel and (*key, algorithm) in terms:
+                        self.of.setdefault(key, {})[algorithm] = (terms[(*key, algorithm)], line[f"{op}_ms"] * 1e3)
+        self.names = sorted({name for name, _, _ in self.of})
+
+    def samples(self, mode, op, algorithm, fold=None):
+        """Of all folds but one, (terms, microseconds, weight): what is slower than other algorithms counts less. The
+        layers of conv_shapes.h are in no fold."""
+        found = []
+        for at, name in enumerate(self.names):
+            random = name.startswith("random")
+            times = self.of.get((name, mode, op), {})
+            timed = times.get(algorithm)
+            if timed and not (random and fold is not None and at % FOLDS == fold):
+                least = min(time for _, time in times.values())
+                found.append((*timed, (1 if random else NAMED) * math.sqrt(least / timed[1])))
+        return found
+
+
+def judge(layers, mode, op, factors, of_fold):
+    """Prints what choices by the factors cost."""
+    slower, unseen, worst = [], [], []
+    for at, name in enumerate(layers.names):
+        timed = layers.of.get((name, mode, op), {})
+        candidates = [a for a in timed if a in factors]
+        if len(candidates) < 2:
+            continue
+        least = min(timed[a][1] for a in candidates)
+
+        def chosen(by):
+            return timed[min(candidates, key=lambda a: numpy.dot(by[a], timed[a][0]))][1] / least
+
+        slower.append(math.log(chosen(factors)))
+        if name.startswith("random"):
+            unseen.append(math.log(chosen(of_fold[at % FOLDS])))
+        worst.append((chosen(factors), name))
+    worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in sorted(worst, reverse=True)[:3])
+    print(f"{mode:8} {op:4} {mean(slower):.3f} {mean(unseen):.3f} ({len(slower)} layers)  {worst}")
+
+
+def header(table):
+    path = ROOT / "ops/conv/gpu_estimate_factors.h"
+    text = path.read_text()
+    begin = text.index("kFactors[2][3][3][5] = {") + len("kFactors[2][3][3][5] = ")
+    end = text.index(";", begin)
+    path.write_text(text[:begin] + table + text[end:])
+    subprocess.run(["clang-format", "-i", path], check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", required=True)
+    parser.add_argument("--times", required=True, type=pathlib.Path)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.measure:
+        args.times.mkdir(parents=True, exist_ok=True)
+        sets = written(random_sets(300, 1, GPU))
+        modes = ",".join(mode for of_layout in MODES for mode in of_layout)
+        for algorithm in ALGORITHMS:
+            timed = bench([args.bench, "--sets", sets, "--modes", modes], algorithm)
+            shapes = ["--shapes", SMALL] if algorithm == "direct" else []
+            timed += bench([args.bench, "--modes", modes, *shapes], algorithm)
+            (args.times / f"{algorithm}.jsonl").write_text(timed)
+    layers = Layers(args.bench, args.times)
+    print("mode     pass slower than the fastest: all, unseen; worst")
+    table = []
+    for of_layout in MODES:
+        passes = []
+        for op in PASSES:
+            precisions = []
+            for mode in of_layout:
+                factors = {}
+                of_fold = [{} for _ in range(FOLDS)]
+                for algorithm in ALGORITHMS:
+                    samples = layers.samples(mode, op, algorithm)
+                    if len(samples) < FEW:
+                        continue
+                    factors[algorithm] = fit(samples)
+                    for fold in range(FOLDS):
+                        of_fold[fold][algorithm] = fit(layers.samples(mode, op, algorithm, fold))
+                judge(layers, mode, op, factors, of_fold)
+                rows = (", ".join(f"{v:.3g}" for v in factors[a]) if a in factors else "" for a in ALGORITHMS)
+                precisions.append("{{" + "}, {".join(rows) + "}}")
+            passes.append("{" + ", ".join(precisions) + "}")
+        table.append("{" + ", ".join(passes) + "}")
+    if args.write:
+        header("{" + ", ".join(table) + "}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

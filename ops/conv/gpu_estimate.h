@@ -1,0 +1,263 @@
+// About how long each algorithm of a GPU takes for a call, to choose among them (dispatch.cu).
+//
+// An estimate is a sum of terms: what the algorithm does (bytes that memory moves, products of whole tiles,
+// turns of the thread blocks that run at once), each in microseconds at about the rate of an H200, times a
+// factor. bench/fit_conv_estimates.py fits the factors of gpu_estimate_factors.h to measured times of random
+// layers. Host arithmetic, of an H100's sizes: choices do not depend on the device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <numeric>
+
+#include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/ops/conv/gpu_estimate_factors.h>
+#include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/strip_plan.h>
+#include <tapedeck/ops/conv/wgmma_choice.h>
+
+namespace tapedeck::conv_estimate {
+
+using conv_gemm::count;
+using conv_gemm::Factors;
+using conv_gemm::Plan;
+
+enum class ConvPass : std::uint8_t { forward, input_gradient, weight_gradient };
+
+/// What is computed; both images have the layout. Of float32 at the precision that is set now.
+struct ConvCall {
+  ConvCall(const ConvTranspose2dGeometry& geometry, ConvPass of_pass, DType dtype, Layout of_images)
+      : g(geometry),
+        pass(of_pass),
+        factors{static_cast<int>(size_of(dtype)),
+                dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1},
+        layout(of_images) {}
+  const ConvTranspose2dGeometry& g;
+  ConvPass pass;
+  Factors factors;
+  Layout layout;
+};
+
+/// Microseconds in which an H200 copies so many elements, reading or writing.
+inline double moved(double elements, int bytes) {
+  return elements * bytes / 4.1e6;
+}
+/// The part of an axis of y that taps reach.
+inline double reached(const ConvAxis& axis) {
+  std::int64_t reached = 0;
+  for (std::int64_t r = 0; r < axis.stride; ++r) reached += axis.taps(r) > 0;
+  return static_cast<double>(reached) / static_cast<double>(axis.stride);
+}
+/// Of x or y, of which gradients read what taps reach.
+inline double images_moved(const ConvCall& c, bool x) {
+  const Shape shape = x ? c.g.x_shape() : c.g.y_shape();
+  double part = 1;
+  if (!x && c.pass != ConvPass::forward)
+    part = reached(c.g.h) * (c.layout == Layout::nhwc ? reached(c.g.w) : 1);
+  return moved(part * static_cast<double>(shape.count()), c.factors.element_bytes);
+}
+inline double weight_moved(const ConvCall& c) {
+  return moved(static_cast<double>(c.g.weight_shape().count()), c.factors.element_bytes);
+}
+
+/// Products of gathered tiles: those of all thread blocks, and of the turns that they run in.
+inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
+  const conv_gemm::GemmTile tile = conv_gemm::map_tile(p, true);
+  double blocks = 0, chunks = 0;
+  for (int i = 0; i < p.h.count; ++i)
+    for (int j = 0; j < p.w.count; ++j) {
+      const auto of_phase = static_cast<double>(count(p.rows(i, j), tile.m));
+      blocks += of_phase;
+      chunks += of_phase * p.phase_chunks(i, j);
+    }
+  const auto across = static_cast<double>(count(p.to_channels, tile.n) * p.groups);
+  const double turns = std::ceil(blocks * across / 132), of_turns = turns * chunks / std::max(1.0, blocks);
+  const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
+  const double in = images_moved(c, transposed), out = images_moved(c, !transposed);
+  // Neighbouring results of an nchw tensor are a stride apart; channels last, vectors may be incomplete.
+  const double apart = last ? (p.from_channels % p.vector != 0 ? of_turns * tile.m / 1e3 : 0)
+                            : (transposed && c.g.w.stride > 1 ? out : 0);
+  return {1,
+          of_turns * tile.m * tile.n / 1e5,
+          of_turns * (tile.m + tile.n) / 1e3,
+          of_turns / 10,
+          in,
+          out,
+          apart,
+          weight_moved(c)};
+}
+
+/// Hopper's products, of which wgmma_choice.h knows the clocks.
+inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
+  const bool transposed = p.is_transposed;
+  const conv_gemm::BoxResults results =
+      conv_gemm::box_results(c.layout, transposed ? c.g.w.out : c.g.w.in, c.factors.element_bytes, 0);
+  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.factors);
+  const double out = images_moved(c, !transposed);
+  Terms t{1};
+  t[1 + static_cast<int>(way.kind)] =
+      (way.kind == conv_gemm::MapKind::windows ? way.windows.clocks : way.boxes.choice.clocks) / 1700;
+  t[way.kind == conv_gemm::MapKind::halves ? 9 : 4] = images_moved(c, transposed);
+  t[5] = out;
+  t[6] = way.kind == conv_gemm::MapKind::windows && transposed && c.g.w.stride > 1 ? out : 0;
+  t[7] = weight_moved(c);
+  // Channels last, vectors may be incomplete.
+  t[8] =
+      way.kind == conv_gemm::MapKind::windows && c.layout == Layout::nhwc && p.from_channels % p.vector != 0
+          ? t[1]
+          : 0;
+  return t;
+}
+
+/// Direct kernels: what threads load and multiply, of whole blocks of threads; and the turns of blocks.
+inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
+  const bool transposed = p.is_transposed;
+  const int channels = p.to_channels == 1 ? 1 : p.to_channels <= 4 ? 4 : p.to_channels <= 8 ? 8 : 16;
+  const std::int64_t width = transposed ? c.g.w.out : c.g.w.in;
+  std::int64_t columns = 32;
+  while (columns < 128 && count(width, 2 * columns) * 2 * columns <= width + width / 8) columns *= 2;
+  const std::int64_t rows = 256 / columns * 4;
+  double tiles = 0, tile_taps = 0;
+  int most_h = 0, most_w = 0;
+  for (int i = 0; i < p.h.count; ++i) {
+    const auto of_phase = static_cast<double>(count(p.h.phase[i].count, rows));
+    tiles += of_phase;
+    tile_taps += of_phase * p.h.phase[i].taps;
+    most_h = std::max(most_h, p.h.phase[i].taps);
+  }
+  for (int j = 0; j < p.w.count; ++j) most_w = std::max(most_w, p.w.phase[j].taps);
+  const double across =
+      static_cast<double>(count(width, columns) * count(p.to_channels, channels) * p.groups) * p.n;
+  const double loads = tile_taps * across * 1024 * most_w * p.from_channels / 1e9;
+  const double turns = std::ceil(tiles * across / 264) * p.from_channels * most_h * most_w / 1e3;
+  const double stride = transposed ? 1 : static_cast<double>(std::min<std::int64_t>(c.g.w.stride, 4));
+  return {1,
+          loads * channels,
+          loads,
+          loads * stride,
+          images_moved(c, transposed),
+          images_moved(c, !transposed),
+          turns,
+          turns * channels};
+}
+
+/// Depthwise kernels: images, and products with as many taps as the phase that has most.
+inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
+  int most_h = 0, most_w = 0;
+  for (int i = 0; i < p.h.count; ++i) most_h = std::max(most_h, p.h.phase[i].taps);
+  for (int j = 0; j < p.w.count; ++j) most_w = std::max(most_w, p.w.phase[j].taps);
+  const Shape to = p.is_transposed ? c.g.y_shape() : c.g.x_shape();
+  const double products = static_cast<double>(to.count()) * most_h * most_w * p.from_channels / 1e9;
+  return {1, images_moved(c, p.is_transposed), images_moved(c, !p.is_transposed), products};
+}
+
+/// The weight's gradient in gathered tiles; parts of sums are written and added.
+inline Terms of_tensor_weight_grad(const ConvCall& c) {
+  const int bytes = c.factors.element_bytes;
+  const conv_gemm::GemmTile tile = conv_gemm::weight_grad_tile(c.g, bytes, true);
+  const conv_gemm::PixelSplits share = conv_gemm::weight_grad_splits(c.g, tile, bytes);
+  const double tiles =
+      static_cast<double>(count(c.g.group_ci(), tile.m) *
+                          count(c.g.group_co() * c.g.h.kernel * c.g.w.kernel, tile.n) * c.g.groups);
+  const double turns = std::ceil(tiles * share.splits / (132.0 * conv_gemm::weight_grad_blocks(tile))),
+               chunks = turns * share.split_chunks;
+  return {1,
+          chunks * tile.m * tile.n / 1e5,
+          chunks * (tile.m + tile.n) / 1e3,
+          chunks / 10,
+          images_moved(c, true) + images_moved(c, false),
+          weight_moved(c) * (share.splits + 1)};
+}
+
+/// The same of Hopper's: over boxes, or of gathered windows.
+inline Terms of_wgmma_weight_grad(const ConvCall& c) {
+  const double images = images_moved(c, true) + images_moved(c, false);
+  Terms t{1};
+  t[7] = weight_moved(c);
+  if (conv_gemm::weight_grad_over_boxes(c.g, c.factors)) {
+    const conv_gemm::BoxGradPlan p =
+        conv_gemm::box_grad_plan(c.g, c.factors.are_float() ? c.factors.halves() : 1);
+    if (p.exists()) {
+      t[5] = images;
+      t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
+             p.x_blocks * p.atoms * p.units / 1e2;
+      t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
+      t[6] = weight_moved(c) * p.splits();
+      return t;
+    }
+  }
+  const int n = conv_gemm::gathered_channels(c.g.group_ci()), vector = 16 / c.factors.element_bytes;
+  const double tiles = static_cast<double>(
+      count(c.g.group_ci(), n) *
+      count(count(c.g.group_co(), vector) * vector * c.g.h.kernel * c.g.w.kernel, 128) * c.g.groups);
+  const conv_gemm::PixelSplits share(c.g.n * c.g.h.in * c.g.w.in, static_cast<std::int64_t>(tiles), 132,
+                                     128 / c.factors.element_bytes, 8);
+  const double chunks = std::ceil(tiles * share.splits / 132) * share.split_chunks;
+  const bool vectors =
+      c.layout == Layout::nhwc && c.g.group_ci() % vector == 0 && c.g.group_co() % vector == 0;
+  t[vectors ? 8 : 3] = chunks * 128 * n / 1e5;
+  t[vectors ? 9 : 4] = chunks / 10;
+  t[6] = weight_moved(c) * share.splits;
+  t[10] = images;
+  return t;
+}
+
+inline Terms of_direct_weight_grad(const ConvCall& c) {
+  const double pixels = static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups),
+               taps = static_cast<double>(c.g.h.kernel * c.g.w.kernel);
+  const double pairs = static_cast<double>(c.g.group_ci() * c.g.group_co());
+  return {1,
+          pixels * pairs * taps / 1e9,
+          pixels * pairs / 1e9,
+          images_moved(c, true) + images_moved(c, false),
+          images_moved(c, true) * static_cast<double>(c.g.group_co()) +
+              images_moved(c, false) * static_cast<double>(c.g.group_ci()),
+          weight_moved(c)};
+}
+
+inline Terms of_depthwise_weight_grad(const ConvCall& c) {
+  return {1, images_moved(c, true), images_moved(c, false), c.g.flops() / 2e9};
+}
+
+/// Strips, in clocks at about what a multiprocessor does in one.
+inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) {
+  return {1,
+          effort.bytes / 17.7 / 1700,
+          effort.products / 1700,
+          effort.stages,
+          effort.copies / 1700,
+          images_moved(c, true),
+          images_moved(c, false),
+          weight_moved(c)};
+}
+
+/// The terms of an algorithm that can compute the call; `strip`: what strips would do.
+inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
+  if (algorithm == ConvAlgorithm::strip) return of_strip(c, strip);
+  if (c.pass == ConvPass::weight_gradient) {
+    if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_weight_grad(c);
+    if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
+    return algorithm == ConvAlgorithm::direct ? of_direct_weight_grad(c) : of_depthwise_weight_grad(c);
+  }
+  const Plan p(c.g, c.pass == ConvPass::forward, c.factors.element_bytes);
+  if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_map(c, p);
+  if (algorithm == ConvAlgorithm::tensor) return of_tensor_map(c, p);
+  return algorithm == ConvAlgorithm::direct ? of_direct_map(c, p) : of_depthwise_map(c, p);
+}
+
+/// Microseconds; 0 where too few calls were measured that the algorithm can compute, which it has kernels of
+/// its own for.
+inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
+  const auto index =
+      std::find(std::begin(kEstimated), std::end(kEstimated), algorithm) - std::begin(kEstimated);
+  const int precision = c.factors.element_bytes == 2 ? 2 : c.factors.parts == 3 ? 0 : 1;
+  const Terms& factors = kFactors[c.layout == Layout::nhwc][static_cast<int>(c.pass)][precision][index];
+  const Terms terms = terms_of(algorithm, c, strip);
+  return std::inner_product(terms.begin(), terms.end(), factors.begin(), 0.0);
+}
+
+}  // namespace tapedeck::conv_estimate
