@@ -13,6 +13,9 @@ GPU = {"kernel": [1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9], "stride": [1, 1, 2, 2, 2, 3,
        "groups": [1, 1, 1, 1, 1, 2, 4, 16], "channels": [1, 3, 8, 16, 17, 32, 33, 48, 64, 64, 96, 100, 128, 256, 512],
        "batch": [1, 1, 2, 8, 16, 32, 64, 128], "size": [1, 4, 7, 8, 13, 16, 28, 31, 32, 56, 64, 100, 128, 256],
        "flops": (3e8, 3e10, 6e10), "bytes": (1e7, 5e8, 1e9)}
+# And small ones, of which what a call costs besides is most.
+SMALL_GPU = {**GPU, "batch": [1, 1, 2, 4], "size": [1, 4, 7, 8, 13, 16, 28, 32], "channels": [1, 3, 8, 16, 33, 64, 100],
+             "flops": (1e5, 3e8, 6e8), "bytes": (1e4, 1e7, 2e7)}
 
 
 def pair(v):

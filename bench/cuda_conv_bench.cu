@@ -1,8 +1,7 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--list | --terms] [--shapes a,b] [--modes
-//   fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
-//                   [--sets FILE]
+//   cuda_conv_bench [--list | --terms] [--shapes a,b] [--sets FILE]
+//                   [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //
 // --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --sets takes
@@ -121,7 +120,7 @@ void print_terms(const ConvShape& c, const std::string& mode) {
   using namespace conv_estimate;
   const TensorOptions options = options_of(mode);
   const auto g = conv_transpose2d_geometry(Tensor::empty(c.x()), Tensor::empty(c.weight()), {}, c.options);
-  if (!conv_gemm::fits(g)) return;
+  if (!conv_gemm::fits(g) || g.n == 0) return;
   for (const auto& [pass, name] : {std::pair(ConvPass::forward, "fwd"),
                                    {ConvPass::input_gradient, "dx"},
                                    {ConvPass::weight_gradient, "dw"}}) {

@@ -3,10 +3,11 @@
 
     python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench --times FOLDER [--measure] [--write]
 
---measure, on a GPU, times 300 random layers (conv_sets.py) and those of conv_shapes.h by every algorithm, into one file
-of JSON lines an algorithm, FOLDER/ALGORITHM.jsonl: some minutes. Then, on any machine, factors are fitted to these times:
-sums of terms times factors of at least 0, with the least squares of logarithms, of which large ones count less. --write
-writes ops/conv/gpu_estimate_factors.h. Needs SciPy.
+--measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by every algorithm
+(direct kernels take seconds for some, which are left out), into a file of JSON lines for each, FOLDER/ALGORITHM.jsonl,
+beside FOLDER/sets.txt: some minutes. Then, on any machine, factors are fitted to these times: sums of terms times factors
+of at least 0 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less.
+--write writes ops/conv/gpu_estimate_factors.h. Needs SciPy.
 
 For each pass and mode it prints how much slower than the fastest algorithm the chosen one is, as a geometric mean:
 with the factors of all layers, and of those that a fifth of the layers had no part in (which is judged); and the worst.
@@ -16,13 +17,14 @@ import argparse, json, math, os, pathlib, subprocess, sys
 import numpy
 from scipy.optimize import least_squares
 
-from conv_sets import GPU, random_sets, written
+from conv_sets import GPU, SMALL_GPU, random_sets, words
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise")
+ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns")
 MODES = (("fp32", "tf32", "bf16"), ("fp32_cl", "tf32_cl", "bf16_cl"))
 PASSES = ("fwd", "dx", "dw")
-SMALL = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"  # direct kernels take seconds for others
+ALL_MODES = ",".join(mode for of_layout in MODES for mode in of_layout)
+FOR_DIRECT = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"
 FEW = 10  # layers, with which nothing is fitted
 FOLDS = 5
 NAMED = 6  # times as much count the layers of conv_shapes.h
@@ -48,8 +50,10 @@ def fit(layers):
         return weights * (numpy.log(terms @ numpy.exp(logs)) - numpy.log(times))
 
     starts = (numpy.full(terms.shape[1], math.log(part * numpy.median(times) / terms.shape[1])) for part in (0.3, 2))
-    best = min((least_squares(residuals, start, loss="soft_l1", f_scale=0.2, bounds=(-16, 16)) for start in starts),
-               key=lambda result: result.cost)
+    least = numpy.full(terms.shape[1], -16.0)
+    least[0] = math.log(2)  # microseconds of a launch
+    best = min((least_squares(residuals, numpy.maximum(start, least + 0.01), loss="soft_l1", f_scale=0.2, bounds=(least, 16))
+                for start in starts), key=lambda result: result.cost)
     factors = numpy.zeros(len(scale))
     factors[used] = numpy.exp(best.x) / scale[used]
     factors[factors * scale < 0.01 * times.min()] = 0  # which matter nowhere
@@ -64,15 +68,14 @@ class Layers:
     """Terms and times by (layer, mode, pass), {algorithm: (terms, microseconds)}."""
 
     def __init__(self, command, folder):
-        sets = written(random_sets(300, 1, GPU))
-        modes = ",".join(mode for of_layout in MODES for mode in of_layout)
         terms = {}
-        for what in (["--sets", sets], []):
-            for line in lines(bench([command, "--terms", "--modes", modes, *what])):
+        for what in (["--sets", folder / "sets.txt"], []):
+            for line in lines(bench([command, "--terms", "--modes", ALL_MODES, *what])):
                 terms[line["shape"], line["mode"], line["op"], line["algorithm"]] = line["terms"]
         self.of = {}
         for algorithm in ALGORITHMS:
-            for line in lines((folder / f"{algorithm}.jsonl").read_text()):
+            times = folder / f"{algorithm}.jsonl"
+            for line in lines(times.read_text()) if times.exists() else []:
                 for op in PASSES:
                     key = line.get("shape"), line.get("mode"), op
                     kernel = line.get(f"{op}_kernel", "")
@@ -116,10 +119,12 @@ def judge(layers, mode, op, factors, of_fold):
     print(f"{mode:8} {op:4} {mean(slower):.3f} {mean(unseen):.3f} ({len(slower)} layers)  {worst}")
 
 
-def header(table):
+def write_header(table):
+    """The table into gpu_estimate_factors.h."""
     path = ROOT / "ops/conv/gpu_estimate_factors.h"
     text = path.read_text()
-    begin = text.index("kFactors[2][3][3][5] = {") + len("kFactors[2][3][3][5] = ")
+    name = "kFactors[2][3][3][std::size(kEstimated)] = "
+    begin = text.index(name) + len(name)
     end = text.index(";", begin)
     path.write_text(text[:begin] + table + text[end:])
     subprocess.run(["clang-format", "-i", path], check=True)
@@ -134,12 +139,13 @@ def main():
     args = parser.parse_args()
     if args.measure:
         args.times.mkdir(parents=True, exist_ok=True)
-        sets = written(random_sets(300, 1, GPU))
-        modes = ",".join(mode for of_layout in MODES for mode in of_layout)
+        small = {f"{name}s": case for name, case in random_sets(60, 1, SMALL_GPU).items()}
+        sets = args.times / "sets.txt"
+        sets.write_text("".join(f"{name} {words(case)}\n" for name, case in {**random_sets(300, 1, GPU), **small}.items()))
         for algorithm in ALGORITHMS:
-            timed = bench([args.bench, "--sets", sets, "--modes", modes], algorithm)
-            shapes = ["--shapes", SMALL] if algorithm == "direct" else []
-            timed += bench([args.bench, "--modes", modes, *shapes], algorithm)
+            timed = bench([args.bench, "--sets", sets, "--modes", ALL_MODES], algorithm)
+            shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
+            timed += bench([args.bench, "--modes", ALL_MODES, *shapes], algorithm)
             (args.times / f"{algorithm}.jsonl").write_text(timed)
     layers = Layers(args.bench, args.times)
     print("mode     pass slower than the fastest: all, unseen; worst")
@@ -154,6 +160,7 @@ def main():
                 for algorithm in ALGORITHMS:
                     samples = layers.samples(mode, op, algorithm)
                     if len(samples) < FEW:
+                        assert algorithm in ("depthwise", "columns"), (mode, op, algorithm)  # others serve all layers
                         continue
                     factors[algorithm] = fit(samples)
                     for fold in range(FOLDS):
@@ -164,7 +171,7 @@ def main():
             passes.append("{" + ", ".join(precisions) + "}")
         table.append("{" + ", ".join(passes) + "}")
     if args.write:
-        header("{" + ", ".join(table) + "}")
+        write_header("{" + ", ".join(table) + "}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include <tapedeck/ops/matmul.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,7 +70,7 @@ Types types_of(DType dtype) {
 struct Product {
   std::int64_t m, n, k, batch;
   bool ta, tb;
-  std::int64_t step_a, step_b;
+  std::int64_t step_a, step_b, step_c;
   bool bias, relu;  // relu: of a product with a bias
   auto operator<=>(const Product&) const = default;
 };
@@ -127,7 +128,7 @@ struct Plan {
        std::uint32_t align_b, std::uint32_t align_c)
       : a(matrix(types.data, p.ta ? p.m : p.k, p.ta ? p.k : p.m, p.batch, p.step_a)),
         b(matrix(types.data, p.tb ? p.k : p.n, p.tb ? p.n : p.k, p.batch, p.step_b)),
-        c(matrix(types.data, p.n, p.m, p.batch, p.m * p.n)) {
+        c(matrix(types.data, p.n, p.m, p.batch, p.step_c)) {
     cublasLtMatmulDesc_t made = nullptr;
     check_blas(cublasLtMatmulDescCreate(&made, types.compute, types.scale), "descriptor");
     desc.reset(made);
@@ -203,58 +204,80 @@ bool multiply(Device device, const Product& p, DType dtype, const void* a, const
   return true;
 }
 
-/// The matrices of a, b and out for each index of the leading sizes, counted in matrices.
-StridedLoop<3> batches(const Tensor& a, const Tensor& b, const Tensor& out) {
-  const Shape lead(std::span(out.shape().begin(), out.shape().end() - 2));
-  const auto strides = [&](const Tensor& x) {
-    Strides of{};
-    std::int64_t step = 1;
-    for (int d = -3; d >= -x.rank(); --d) {
-      of[lead.rank() + d + 2] = x.size(d) == 1 ? 0 : step;
-      step *= x.size(d);
+/// The products that a call is made of: one of `batch` matrices for each index of the loop's other
+/// dimensions.
+struct Products {
+  /// Of tensors of these shapes; the loop counts matrices.
+  Products(const Shape& a, Transpose ta, const Shape& b, Transpose tb, const Shape& out, bool bias, bool relu)
+      : loop(loop_of(a, b, out)),
+        inner(static_cast<int>(std::max_element(loop.sizes, loop.sizes + loop.rank) - loop.sizes)) {
+    const std::int64_t m = out[-2], n = out[-1], k = a[ta == Transpose::no ? -1 : -2];
+    each = {m,
+            n,
+            k,
+            loop.sizes[inner],
+            ta == Transpose::yes,
+            tb == Transpose::yes,
+            loop.strides[1][inner] * m * k,
+            loop.strides[2][inner] * k * n,
+            std::max<std::int64_t>(1, loop.strides[0][inner]) * m * n,
+            bias,
+            relu};
+  }
+  std::int64_t count() const { return each.batch == 0 ? 0 : loop.count() / each.batch; }
+  /// The matrices of a, b and out that product i begins with.
+  std::array<std::int64_t, 3> begin(std::int64_t i) const {
+    std::array<std::int64_t, 3> at{};
+    for (int d = loop.rank - 1; d >= 0; --d) {
+      if (d == inner) continue;
+      for (std::size_t t = 0; t < 3; ++t) at[t] += i % loop.sizes[d] * loop.strides[t][d];
+      i /= loop.sizes[d];
     }
-    return of;
-  };
-  return StridedLoop<3>::over(lead, {strides(out), strides(a), strides(b)});
-}
+    return at;
+  }
+
+  StridedLoop<3> loop;  // out, a, b
+  int inner;            // its dimension of most matrices
+  Product each{};
+
+ private:
+  static StridedLoop<3> loop_of(const Shape& a, const Shape& b, const Shape& out) {
+    const Shape lead(std::span(out.begin(), out.end() - 2));
+    const auto strides = [&](const Shape& x) {
+      Strides of{};
+      std::int64_t step = 1;
+      for (int d = -3; d >= -x.rank(); --d) {
+        of[lead.rank() + d + 2] = x[d] == 1 ? 0 : step;
+        step *= x[d];
+      }
+      return of;
+    };
+    return StridedLoop<3>::over(lead, {strides(out), strides(a), strides(b)});
+  }
+};
 
 }  // namespace
 
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope) {
-  const std::int64_t m = out.size(-2), n = out.size(-1), k = a.size(ta == Transpose::no ? -1 : -2);
-  if (k == 0) {
+  Products products(a.shape(), ta, b.shape(), tb, out.shape(), bias.defined(), negative_slope == 0);
+  Product& p = products.each;
+  if (p.k == 0) {
     bias.defined() ? expand(bias, 1, out) : fill(out, 0);
     if (negative_slope != 1) rectify(out, negative_slope);
     return;
   }
-  const StridedLoop<3> lead = batches(a, b, out);
-  const int inner = lead.rank - 1;
-  Product p{m,
-            n,
-            k,
-            lead.sizes[inner],
-            ta == Transpose::yes,
-            tb == Transpose::yes,
-            lead.strides[1][inner] * m * k,
-            lead.strides[2][inner] * k * n,
-            bias.defined(),
-            negative_slope == 0};
   const std::int64_t size = static_cast<std::int64_t>(size_of(out.dtype()));
   // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
   // before.
   const auto run_all = [&](double beta) {
-    for (std::int64_t i = 0; i < lead.count() / p.batch; ++i) {
-      std::int64_t at[3] = {}, rest = i;
-      for (int d = inner - 1; d >= 0; --d) {
-        for (int t = 0; t < 3; ++t) at[t] += rest % lead.sizes[d] * lead.strides[t][d];
-        rest /= lead.sizes[d];
-      }
+    for (std::int64_t i = 0; i < products.count(); ++i) {
+      const auto at = products.begin(i);
       const auto place = [&](const Tensor& x, std::int64_t elements) {
         return static_cast<std::byte*>(x.raw()) + elements * size;
       };
-      if (!multiply(out.device(), p, out.dtype(), place(a, at[1] * m * k), place(b, at[2] * k * n),
-                    p.bias ? bias.raw() : nullptr, beta, place(out, at[0] * m * n))) {
+      if (!multiply(out.device(), p, out.dtype(), place(a, at[1] * p.m * p.k), place(b, at[2] * p.k * p.n),
+                    p.bias ? bias.raw() : nullptr, beta, place(out, at[0] * p.m * p.n))) {
         return false;
       }
     }
@@ -270,12 +293,10 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
   if (negative_slope != 1) rectify(out, negative_slope);
 }
 
-std::int64_t matmul_workspace(Device device, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                              Transpose ta, Transpose tb, bool has_bias) {
-  const Product p{
-      m,    n, k, 1, ta == Transpose::yes, tb == Transpose::yes, 0, 0, has_bias && dtype != DType::float64,
-      false};
-  return static_cast<std::int64_t>(plan_of(device, p, dtype, nullptr, nullptr, nullptr).scratch);
+std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
+                              Transpose tb, const Shape& out, bool has_bias) {
+  const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
+  return static_cast<std::int64_t>(plan_of(device, products.each, dtype, nullptr, nullptr, nullptr).scratch);
 }
 
 }  // namespace tapedeck::cu

@@ -29,9 +29,9 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
 namespace cu {
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope = 1);
-/// The bytes that a product of matrices [m,k] and [k,n] takes beside them.
-std::int64_t matmul_workspace(Device device, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                              Transpose ta, Transpose tb, bool has_bias);
+/// The bytes that a product of tensors of these shapes takes beside them.
+std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
+                              Transpose tb, const Shape& out, bool has_bias);
 }  // namespace cu
 
 }  // namespace tapedeck

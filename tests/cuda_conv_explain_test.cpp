@@ -9,6 +9,7 @@
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 
 #include "../bench/conv_shapes.h"
 
@@ -92,17 +93,27 @@ TEST(CudaConvExplain, TakesWhatIsFastestByFar) {
   EXPECT_EQ(kernels({{32, 512, 64, 64}, {512, 256, 4, 4}}, bfloat16), "wgmma, wgmma, wgmma");
 }
 
-// Answers are remembered: for each precision, algorithm and layout anew.
+// Answers are remembered, for each precision, algorithm, type and device anew; copies that gradients share do
+// not change what is chosen.
 TEST(CudaConvExplain, AsksAgainWhatChoicesDependOn) {
-  const Layer layer{{16, 64, 32, 32}, {64, 64, 4, 4}};
+  const Layer layer{{32, 256, 64, 64}, {256, 256, 4, 4}};
   const std::string free = choices(layer.on(DType::float32, nchw));
+  EXPECT_THAT(free, HasSubstr("halves in two parts"));
+  set_float32_precision(Precision::high);
+  EXPECT_THAT(choices(layer.on(DType::float32, nchw)), Not(HasSubstr("in two parts")));
+  set_float32_precision(Precision::highest);
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::tensor);
     EXPECT_EQ(choices(layer.on(DType::float32, nchw)), "tensor, tensor, tensor");
   }
   EXPECT_EQ(choices(layer.on(DType::float64, nchw)), "simt, simt, simt");
   EXPECT_EQ(choices(layer.on(DType::float32, nchw, false)), "tensor, tensor, tensor");
-  EXPECT_EQ(choices(layer.on(DType::float32, nchw)), free);
+  {
+    const OperandCopies both(true);
+    EXPECT_EQ(choices(layer.on(DType::float32, nchw)), free);
+  }
+  const Layer none{{0, 64, 32, 32}, {64, 64, 4, 4}};
+  EXPECT_EQ(none.on(DType::float32, nchw).forward.reason, "no images");
 }
 
 TEST(CudaConvExplain, TakesMatrixProductsOfOnePixel) {

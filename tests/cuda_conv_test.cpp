@@ -47,8 +47,11 @@ ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
 /// own under the sanitizers, each of which has one algorithm.
 bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   const ConvAlgorithm forced = conv_algorithm();
-  if (std::getenv("CUDA_FORCE_PTX_JIT") != nullptr && is_matrix(g, Layout::nchw))
-    return false;  // cuBLAS has none
+  if (std::getenv("CUDA_FORCE_PTX_JIT") != nullptr) {  // cuBLAS has none
+    const ConvExplanation e = cu::explain_on(g, dtype, layout, false);
+    for (const ConvChoice& c : {e.forward, e.input_gradient, e.weight_gradient})
+      if (c.kernel == "matrix" || c.kernel == "columns") return false;
+  }
   if (!is_sanitized() || forced == ConvAlgorithm::automatic) return true;
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
   const bool boxes = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves;
@@ -70,14 +73,14 @@ template <class F>
 void for_each_algorithm(F f) {
   const char* const only = only_algorithm();
   for (ConvAlgorithm algorithm :
-       {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::depthwise, ConvAlgorithm::direct,
-        ConvAlgorithm::strip, ConvAlgorithm::simt, ConvAlgorithm::tensor, ConvAlgorithm::wgmma,
-        ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
+       {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
+        ConvAlgorithm::direct, ConvAlgorithm::strip, ConvAlgorithm::simt, ConvAlgorithm::tensor,
+        ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
-      const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::strip ||
-                              algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
-                              algorithm == ConvAlgorithm::boxes || algorithm == ConvAlgorithm::halves ||
-                              algorithm == ConvAlgorithm::automatic;
+      const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
+                              algorithm == ConvAlgorithm::strip || algorithm == ConvAlgorithm::tensor ||
+                              algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::boxes ||
+                              algorithm == ConvAlgorithm::halves || algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);
@@ -246,6 +249,44 @@ TEST_F(CudaConv, MatricesAreRectified) {
 }
 
 // More groups than a grid has along most of its axes.
+// Products with all taps are made of some images at a time, the last time of fewer; groups, strides of both
+// kinds, results that are rectified, in either layout. Integers, against the definition.
+TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
+  ConvRandom random(31);
+  struct Columns {
+    Shape x, w;
+    ConvTranspose2dOptions options;
+  };
+  const Columns layers[] = {{{150, 6, 33, 47}, {6, 2, 5, 6}, {{1, 2}, {2, 3}, {0, 1}, 1}},
+                            {{130, 8, 40, 31}, {8, 1, 8, 7}, {{3, 1}, 0, {1, 0}, {1, 2}, 4}}};
+  for (const Columns& layer : layers) {
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (double slope : {1.0, 0.25}) {
+        SCOPED_TRACE(concat(layer.x, " ", layout, " ", slope));
+        const auto integers = [&](const Shape& shape, Layout of) {
+          return Tensor::from(random.integers(static_cast<std::size_t>(shape.count())), shape)
+              .to(DType::float32)
+              .to(of)
+              .to(kCuda);
+        };
+        const Tensor x = integers(layer.x, layout), w = integers(layer.w, Layout::nchw),
+                     b = integers({layer.w[1] * layer.options.groups}, Layout::nchw),
+                     to_x = integers({layer.x[1]}, Layout::nchw);
+        const auto g = conv_transpose2d_geometry(x, w, b, layer.options);
+        const Tensor gy = integers(g.y_shape(), layout);
+        const auto both = [&](ConvAlgorithm algorithm) {
+          set_conv_algorithm(algorithm);
+          const Tensor y = Tensor::empty_like(gy), gx = Tensor::empty_like(x);
+          cu::conv_transpose2d(g, x, w, b, y, slope);
+          cu::conv2d(g, gy, w, to_x, gx, slope);
+          return std::pair(y.to_vector<float>(), gx.to_vector<float>());
+        };
+        EXPECT_EQ(both(ConvAlgorithm::columns), both(ConvAlgorithm::reference));
+      }
+    }
+  }
+}
+
 TEST_F(CudaConv, ManyGroupsOfOneChannel) {
   if (only_algorithm() != nullptr) GTEST_SKIP() << "of the choice that is made";
   const std::int64_t groups = 70000;

@@ -98,6 +98,8 @@ TEST_F(CudaReductions, MatrixProducts) {
       {"vector matrix", product, {{37}, {37, 9}}},
       {"batches", product, {{3, 7, 9}, {3, 9, 4}}},
       {"broadcast batches", product, {{2, 1, 7, 9}, {3, 9, 4}}},
+      {"more batches outside", product, {{5, 2, 7, 9}, {2, 9, 4}}},
+      {"batches of either", product, {{3, 1, 5, 7, 9}, {2, 1, 9, 4}}},
       {"one matrix for all", product, {{4, 7, 9}, {9, 5}}},
       {"long sum", product, {{3, 4099}, {4099, 2}}},
       {"sum of nothing", product, {{3, 0}, {0, 2}}},

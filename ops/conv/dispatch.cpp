@@ -24,10 +24,10 @@ namespace tapedeck {
 namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,    ConvAlgorithm::windows,
-    ConvAlgorithm::winograd,  ConvAlgorithm::matrix,    ConvAlgorithm::depthwise, ConvAlgorithm::direct,
-    ConvAlgorithm::strip,     ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,
-    ConvAlgorithm::boxes,     ConvAlgorithm::halves};
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,  ConvAlgorithm::windows,
+    ConvAlgorithm::winograd,  ConvAlgorithm::matrix,    ConvAlgorithm::columns, ConvAlgorithm::depthwise,
+    ConvAlgorithm::direct,    ConvAlgorithm::strip,     ConvAlgorithm::simt,    ConvAlgorithm::tensor,
+    ConvAlgorithm::wgmma,     ConvAlgorithm::boxes,     ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvAlgorithm> forced_here;
@@ -51,6 +51,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "winograd";
     case ConvAlgorithm::matrix:
       return "matrix";
+    case ConvAlgorithm::columns:
+      return "columns";
     case ConvAlgorithm::depthwise:
       return "depthwise";
     case ConvAlgorithm::direct:

@@ -1,5 +1,6 @@
 // Which kernel computes the convolution family on a GPU, as kernels.h states.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -13,6 +14,7 @@
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/rectify.h>
+#include <tapedeck/ops/conv/columns.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
@@ -36,11 +38,13 @@ struct Choice {
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
     kThin{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
     kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},
+    kNoImages{ConvAlgorithm::reference, "no images"},
     kNoTiles{ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
 
-/// Which algorithms, besides products of tiles, can compute a call; of strips what they would do.
+/// Which algorithms can compute a call; of strips what they would do.
 struct Offer {
-  Offer(const ConvCall& c, DType dtype, Layout x, Layout y, bool has_wgmma) : matrix(matrix_fits(c.g)) {
+  Offer(const ConvCall& c, DType dtype, Layout x, Layout y, bool has_wgmma)
+      : tiles(conv_gemm::fits(c.g)), wgmma(has_wgmma), matrix(matrix_fits(c.g)) {
     const ConvTranspose2dGeometry& g = c.g;
     // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
     const bool strips = has_wgmma && x == y;
@@ -53,6 +57,7 @@ struct Offer {
     } else {
       const bool transposed = c.pass == ConvPass::forward;
       const Layout from = transposed ? x : y, to = transposed ? y : x;
+      columns = columns_fits(g, transposed, dtype, from);
       direct = direct_fits(g);
       thin = direct && thin_fits(g, dtype, from, to);
       depthwise =
@@ -61,10 +66,28 @@ struct Offer {
     }
   }
   bool has(ConvAlgorithm a) const {
-    return (a == ConvAlgorithm::matrix && matrix) || (a == ConvAlgorithm::direct && direct) ||
-           (a == ConvAlgorithm::depthwise && depthwise) || (a == ConvAlgorithm::strip && strip);
+    switch (a) {
+      case ConvAlgorithm::simt:
+      case ConvAlgorithm::tensor:
+        return tiles;
+      case ConvAlgorithm::wgmma:
+        return tiles && wgmma;
+      case ConvAlgorithm::matrix:
+        return matrix;
+      case ConvAlgorithm::columns:
+        return columns;
+      case ConvAlgorithm::direct:
+        return direct;
+      case ConvAlgorithm::depthwise:
+        return depthwise;
+      case ConvAlgorithm::strip:
+        return strip.has_value();
+      default:
+        return a == ConvAlgorithm::reference;
+    }
   }
-  bool matrix, direct, thin, depthwise;  // thin: as direct
+  bool tiles, wgmma;                                      // products of these; by Hopper's instructions, too
+  bool matrix, columns = false, direct, thin, depthwise;  // thin: as direct
   std::optional<StripEffort> strip;
 };
 
@@ -79,10 +102,6 @@ bool takes_matrix(const ConvTranspose2dGeometry& g, DType dtype, Layout y, bool 
   const bool last = y == Layout::nhwc;
   const bool tiles = is_accurate(dtype) ? long_sums || last : long_sums && last && size_of(dtype) == 2;
   return !tiles || g.flops() < (last ? 0.5e9 : 1.5e9);
-}
-
-bool is_product_of_tiles(ConvAlgorithm a) {
-  return a == ConvAlgorithm::simt || a == ConvAlgorithm::tensor || a == ConvAlgorithm::wgmma;
 }
 
 /// float64, which has no estimates: direct kernels where tiles would be mostly padding, or memory bounds
@@ -105,18 +124,21 @@ Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
 }
 
 /// What is taken unless an algorithm is forced.
-Choice choose_freely(const ConvCall& c, DType dtype, Layout y, bool has_wgmma, const Offer& offer) {
+Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
   if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
   if (offer.thin) return kThin;
-  if (!conv_gemm::fits(g) || g.n == 0) return offer.depthwise ? kGroupsOfOne : kNoTiles;
+  if (g.n == 0) return kNoImages;
+  if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;
   if (dtype == DType::float64) return choose_for_float64(c, offer);
   Choice best{};
   double least = std::numeric_limits<double>::infinity();
   for (const ConvAlgorithm a : conv_estimate::kEstimated) {
-    if (is_product_of_tiles(a) ? a == ConvAlgorithm::wgmma && !has_wgmma : !offer.has(a)) continue;
+    if (!offer.has(a)) continue;
     const double time = conv_estimate::estimate(a, c, offer.strip.value_or(StripEffort{}));
+    // The few layers that depthwise kernels are for, unless they were measured.
+    if (a == ConvAlgorithm::depthwise && std::isinf(time)) return kGroupsOfOne;
     if (time < least) least = time, best = {a, "the least estimated time"};
   }
   return best;
@@ -125,13 +147,12 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, bool has_wgmma, c
 /// x and y of these layouts.
 Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
               bool has_wgmma) {
-  const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? x : y);
+  const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? y : x);
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
   if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool known =
-      a == ConvAlgorithm::reference || offer.has(a) || (is_product_of_tiles(a) && conv_gemm::fits(g));
-  Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, has_wgmma, offer);
+  const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
+  Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, offer);
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
       dtype == DType::float64)
     c = {ConvAlgorithm::simt, "products of float64 have no tensor cores here"};
@@ -143,8 +164,7 @@ Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layo
 }
 Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
                     bool has_wgmma) {
-  return remembered(ConvQuestion(g, pass, dtype, x, y, float32_precision(),
-                                 has_wgmma * 2 + OperandCopies::serve_both(), conv_algorithm()),
+  return remembered(ConvQuestion(g, pass, dtype, x, y, float32_precision(), has_wgmma, conv_algorithm()),
                     [&] { return choose(g, pass, dtype, x, y, has_wgmma); });
 }
 Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y) {
@@ -180,6 +200,8 @@ struct Variants {
     std::int64_t bytes = 0;
     if (c.algorithm == ConvAlgorithm::matrix && device)
       bytes = matrix_workspace(g, transposed, dtype, layout, *device);
+    if (c.algorithm == ConvAlgorithm::columns && device)
+      bytes = columns_workspace(g, transposed, dtype, layout, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
@@ -260,6 +282,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
       rectified = true;
       return matrix(g, true, x, w, bias, y, negative_slope);
     }
+    if (algorithm == ConvAlgorithm::columns) {
+      rectified = true;
+      return columns(g, true, x, w, bias, y, negative_slope);
+    }
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last(g, true, x, w, bias, y)
                                         : depthwise(g, true, x, w, bias, y);
@@ -290,6 +316,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
     if (algorithm == ConvAlgorithm::matrix) {
       rectified = true;
       return matrix(g, false, y, w, bias, x, negative_slope);
+    }
+    if (algorithm == ConvAlgorithm::columns) {
+      rectified = true;
+      return columns(g, false, y, w, bias, x, negative_slope);
     }
     if (algorithm == ConvAlgorithm::depthwise) {
       return y.layout() == Layout::nhwc ? depthwise_channels_last(g, false, y, w, bias, x)

@@ -1,9 +1,11 @@
 // About how long each algorithm of a GPU takes for a call, to choose among them (dispatch.cu).
 //
-// An estimate is a sum of terms: what the algorithm does (bytes that memory moves, products of whole tiles,
-// turns of the thread blocks that run at once), each in microseconds at about the rate of an H200, times a
-// factor. bench/fit_conv_estimates.py fits the factors of gpu_estimate_factors.h to measured times of random
-// layers. Host arithmetic, of an H100's sizes: choices do not depend on the device.
+// An estimate is a sum of terms times factors: a term counts something that the algorithm does (bytes that
+// memory moves, products of whole tiles, turns of the thread blocks that run at once) in a unit of its own,
+// of which its factor makes microseconds. bench/fit_conv_estimates.py fits the factors of
+// gpu_estimate_factors.h, those of a term in its place, to measured times of random layers. Host arithmetic,
+// of an H100's sizes: choices do not depend on the device. Copies that both gradients share
+// (operand_copies.h) are not thought of.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +13,11 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <numeric>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gpu_estimate_factors.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -28,17 +32,18 @@ using conv_gemm::Plan;
 
 enum class ConvPass : std::uint8_t { forward, input_gradient, weight_gradient };
 
-/// What is computed; both images have the layout. Of float32 at the precision that is set now.
+/// What is computed, of float32 at the precision that is set now. The layout is that of what is read, and of
+/// both images where they have one.
 struct ConvCall {
   ConvCall(const ConvTranspose2dGeometry& geometry, ConvPass of_pass, DType dtype, Layout of_images)
       : g(geometry),
         pass(of_pass),
-        factors{static_cast<int>(size_of(dtype)),
-                dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1},
+        operands{static_cast<int>(size_of(dtype)),
+                 dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1},
         layout(of_images) {}
   const ConvTranspose2dGeometry& g;
   ConvPass pass;
-  Factors factors;
+  Factors operands;
   Layout layout;
 };
 
@@ -58,10 +63,10 @@ inline double images_moved(const ConvCall& c, bool x) {
   double part = 1;
   if (!x && c.pass != ConvPass::forward)
     part = reached(c.g.h) * (c.layout == Layout::nhwc ? reached(c.g.w) : 1);
-  return moved(part * static_cast<double>(shape.count()), c.factors.element_bytes);
+  return moved(part * static_cast<double>(shape.count()), c.operands.element_bytes);
 }
 inline double weight_moved(const ConvCall& c) {
-  return moved(static_cast<double>(c.g.weight_shape().count()), c.factors.element_bytes);
+  return moved(static_cast<double>(c.g.weight_shape().count()), c.operands.element_bytes);
 }
 
 /// Products of gathered tiles: those of all thread blocks, and of the turns that they run in.
@@ -95,8 +100,8 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
 inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed;
   const conv_gemm::BoxResults results =
-      conv_gemm::box_results(c.layout, transposed ? c.g.w.out : c.g.w.in, c.factors.element_bytes, 0);
-  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.factors);
+      conv_gemm::box_results(c.layout, transposed ? c.g.w.out : c.g.w.in, c.operands.element_bytes, 0);
+  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.operands, false);
   const double out = images_moved(c, !transposed);
   Terms t{1};
   t[1 + static_cast<int>(way.kind)] =
@@ -155,9 +160,32 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
   return {1, images_moved(c, p.is_transposed), images_moved(c, !p.is_transposed), products};
 }
 
+/// Products with all taps: those of tiles of 128, their sums, and calls.
+inline Terms of_columns(const ConvCall& c, const Plan& p) {
+  const bool transposed = p.is_transposed;
+  const int bytes = c.operands.element_bytes;
+  const conv_columns::Products z(c.g, transposed, bytes);
+  const auto all = static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
+  const double calls =
+      static_cast<double>(count(c.g.n, z.images)) * static_cast<double>(transposed ? 1 : z.to_channels);
+  const auto rows = static_cast<double>(count(transposed ? z.to_channels * z.taps : z.taps, 64) * 64),
+             pixels = static_cast<double>(count(z.pixels, 64) * 64),
+             sums = static_cast<double>(p.from_channels + 15);
+  const double products = rows * pixels * sums * (transposed ? 1.0 : static_cast<double>(z.to_channels)) *
+                          static_cast<double>(c.g.n * c.g.groups);
+  const double of_results = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count());
+  return {1,
+          products / 2.5e7,
+          moved(all, bytes),
+          of_results * p.kernel_h * p.kernel_w / 1e6,
+          images_moved(c, transposed),
+          images_moved(c, !transposed),
+          calls};
+}
+
 /// The weight's gradient in gathered tiles; parts of sums are written and added.
 inline Terms of_tensor_weight_grad(const ConvCall& c) {
-  const int bytes = c.factors.element_bytes;
+  const int bytes = c.operands.element_bytes;
   const conv_gemm::GemmTile tile = conv_gemm::weight_grad_tile(c.g, bytes, true);
   const conv_gemm::PixelSplits share = conv_gemm::weight_grad_splits(c.g, tile, bytes);
   const double tiles =
@@ -178,9 +206,9 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   const double images = images_moved(c, true) + images_moved(c, false);
   Terms t{1};
   t[7] = weight_moved(c);
-  if (conv_gemm::weight_grad_over_boxes(c.g, c.factors)) {
+  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands)) {
     const conv_gemm::BoxGradPlan p =
-        conv_gemm::box_grad_plan(c.g, c.factors.are_float() ? c.factors.halves() : 1);
+        conv_gemm::box_grad_plan(c.g, c.operands.are_float() ? c.operands.halves() : 1);
     if (p.exists()) {
       t[5] = images;
       t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
@@ -190,12 +218,12 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
       return t;
     }
   }
-  const int n = conv_gemm::gathered_channels(c.g.group_ci()), vector = 16 / c.factors.element_bytes;
+  const int n = conv_gemm::gathered_channels(c.g.group_ci()), vector = 16 / c.operands.element_bytes;
   const double tiles = static_cast<double>(
       count(c.g.group_ci(), n) *
       count(count(c.g.group_co(), vector) * vector * c.g.h.kernel * c.g.w.kernel, 128) * c.g.groups);
   const conv_gemm::PixelSplits share(c.g.n * c.g.h.in * c.g.w.in, static_cast<std::int64_t>(tiles), 132,
-                                     128 / c.factors.element_bytes, 8);
+                                     128 / c.operands.element_bytes, 8);
   const double chunks = std::ceil(tiles * share.splits / 132) * share.split_chunks;
   const bool vectors =
       c.layout == Layout::nhwc && c.g.group_ci() % vector == 0 && c.g.group_co() % vector == 0;
@@ -243,19 +271,20 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
     if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
     return algorithm == ConvAlgorithm::direct ? of_direct_weight_grad(c) : of_depthwise_weight_grad(c);
   }
-  const Plan p(c.g, c.pass == ConvPass::forward, c.factors.element_bytes);
+  const Plan p(c.g, c.pass == ConvPass::forward, c.operands.element_bytes);
   if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_map(c, p);
   if (algorithm == ConvAlgorithm::tensor) return of_tensor_map(c, p);
+  if (algorithm == ConvAlgorithm::columns) return of_columns(c, p);
   return algorithm == ConvAlgorithm::direct ? of_direct_map(c, p) : of_depthwise_map(c, p);
 }
 
-/// Microseconds; 0 where too few calls were measured that the algorithm can compute, which it has kernels of
-/// its own for.
+/// Microseconds; infinity where too few such calls were measured.
 inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
   const auto index =
       std::find(std::begin(kEstimated), std::end(kEstimated), algorithm) - std::begin(kEstimated);
-  const int precision = c.factors.element_bytes == 2 ? 2 : c.factors.parts == 3 ? 0 : 1;
+  const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
   const Terms& factors = kFactors[c.layout == Layout::nhwc][static_cast<int>(c.pass)][precision][index];
+  if (factors == Terms{}) return std::numeric_limits<double>::infinity();
   const Terms terms = terms_of(algorithm, c, strip);
   return std::inner_product(terms.begin(), terms.end(), factors.begin(), 0.0);
 }

@@ -53,10 +53,10 @@ class ConvQuestion {
   std::array<std::int64_t, 16 + kMore> numbers_;
 };
 
-/// find(), or what it was when this thread asked `find` that question before.
+/// find(), or what it was when this thread asked `find` that question before; until it asks the next one.
 template <class Find>
-auto remembered(const ConvQuestion& question, Find find) {
-  constexpr std::size_t kMost = 512;  // at about a kilobyte, half a megabyte
+const auto& remembered(const ConvQuestion& question, Find find) {
+  constexpr std::size_t kMost = 512;  // at up to 3 KB each
   thread_local std::unordered_map<ConvQuestion, decltype(find()), ConvQuestion::Hash> known;
   if (const auto found = known.find(question); found != known.end()) return found->second;
   if (known.size() == kMost) known.clear();

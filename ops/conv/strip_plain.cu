@@ -379,11 +379,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   best.items = static_cast<int>(tiles * best.strips);
   const double turns = static_cast<double>(ceil_div(combinations, 132 * best_blocks)),
                down = turns * static_cast<double>(fewest) * p.chunks, together = down * best_blocks,
-               lines = together * p.slot_of.count * p.chunk / p.pixel;
-  chosen.effort = {lines * row_bytes(p),
+               copied = together * p.slot_of.count * p.chunk;
+  chosen.effort = {bytes_of_rows(p, copied),
                    together * (merged ? 1 : p.slot_of.count) * best.steps *
                        (8 * chosen.m + chosen.rows * chosen.n * (2 + chosen.m)),
-                   down, lines * p.copies};
+                   down, copies_of_rows(p, copied)};
   return chosen;
 }
 
@@ -424,6 +424,7 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
   const bool last = y.layout() == Layout::nhwc;
   const Configuration chosen =
       arguments_of(g, x.dtype(), last, copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))), a);
+  check(chosen.m > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(y.strides());
   a.strip.plan.to = ImageStrides(x.strides());
   a.y = y.raw();

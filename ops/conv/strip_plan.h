@@ -324,15 +324,18 @@ inline double waiting(int bytes, int on_way) {
 
 /// What the busiest multiprocessor does for a call, from which gpu_estimate.h estimates its time.
 struct StripEffort {
-  double bytes = 0;     // that memory moves to or from it
+  double bytes = 0;     // that it reads, and in conv_transpose2d writes
   double products = 0;  // about the instructions of a warp's products
   double stages = 0;    // that a block waits for
   double copies = 0;    // to shared memory, of a thread each
 };
-/// Of rows that are copied to shared memory: those of `p`, where a slot has so many channels. Rows begin and
-/// end in a sector.
-inline double row_bytes(const Strip& p) {
-  return static_cast<double>(p.copies) * p.copy * p.pixel * p.bytes + (p.pixel == 1 ? 64 : 0);
+/// Of so many rows (of a slot and a channel) that are copied to shared memory: bytes, where rows begin and
+/// end in a sector, and copies; channels last 16 bytes of a pixel each.
+inline double bytes_of_rows(const Strip& p, double rows) {
+  return rows * (static_cast<double>(p.copies) * p.copy * p.bytes + (p.pixel == 1 ? 64 : 0));
+}
+inline double copies_of_rows(const Strip& p, double rows) {
+  return rows * p.copies * (p.pixel == 1 ? 1 : p.bytes / 16.0);
 }
 
 /// Whether channels last have whole steps of channels.

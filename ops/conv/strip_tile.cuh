@@ -505,7 +505,8 @@ struct WidePixels {
     for (int e = 0; e < 4; ++e) b.steps[e / 2].set(e % 2, 0.0f);
     return b;
   }
-  /// sums += a * b; at float32's accuracy the product of its own, since tensor cores truncate what they add.
+  /// sums += a * b. At float32's accuracy the product is added in float32: tensor cores truncate what they
+  /// add.
   __device__ __forceinline__ static void add_product(float (&sums)[4], const A& a, const B& b) {
     float part[4] = {};
     float(&c)[4] = kParts == 3 ? part : sums;

@@ -29,7 +29,7 @@
 // rest: lines of 2,544 bytes are written at 3.4 TB/s whatever writes them, such of 2,560 at 4.15.
 
 #include <tapedeck/core/precision.h>
-#include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/question.h>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_transposed.cuh>
@@ -217,12 +217,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   wait_for_bulk_reads();
 }
 
-/// The arguments but for tensors and strides; `tiles` 0 where nothing fits. And the least cost, of bytes of y
-/// and the like.
+/// The arguments but for tensors and strides, `tiles` 0 where nothing fits, and what they make the kernel do.
 struct Found {
   TransposedArguments arguments;
   StripEffort effort;
 };
+/// Those of the least cost, in bytes of y and the like.
 Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   const bool halves = size_of(dtype) == 2,
              three = dtype == DType::float32 && float32_precision() == Precision::highest;
@@ -241,11 +241,13 @@ Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   const auto consider = [&](int channels, int columns, int rows, int staged, int buffers, int stages) {
     TransposedArguments a{};
     Strip& p = a.strip;
+    Strip copied;  // of x, before 16-bit types are turned
     p = start;
     if (halves) {
       p.set_tile(rows, columns, (p.plan.from_channels + kStep - 1) / kStep * kStep, copy, 4, 0);
       a.pitch = p.pitch;
       a.tile_bytes = p.tile_bytes();
+      copied = p;
       p = p.turned();
       a.pairs = p.pitch / (2 * kStep);
       a.by_pairs = Divider(a.pairs);
@@ -253,6 +255,7 @@ Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
     } else {
       p.set_tile(rows, columns, p.plan.from_channels, copy, 16, 8);
       a.tile_bytes = p.tile_bytes();
+      copied = p;
       a.stage = Stage(p, staged, channels);
     }
     a.sectors = p.tiles_w == 1 && p.to_w >= 2 * a.stage.sector;
@@ -293,10 +296,10 @@ Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
     least = cost;
     best = a;
     // Two blocks a multiprocessor.
-    const double lines = static_cast<double>(p.slots) * p.chunk / p.pixel;
-    found.effort = {2 * turns * (written + lines * row_bytes(p)),
+    const double x_rows = 2 * turns * copied.slots * copied.chunk;
+    found.effort = {2 * turns * written + bytes_of_rows(copied, x_rows),
                     2 * turns * rows * a.parts * steps * (8 + channels / 8 * passes.most * 4),
-                    turns * of_tile, 2 * turns * lines * p.copies};
+                    turns * of_tile, copies_of_rows(copied, x_rows)};
   };
   for (int channels : {8, 16}) {
     if (channels > 8 && g.group_co() <= 8) break;
@@ -321,7 +324,7 @@ Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
 }
 
 /// find_arguments(), which tries hundreds of tiles.
-Found arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
+const Found& arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
   return remembered(ConvQuestion(g, copy, float32_precision(), dtype),
                     [&] { return find_arguments(g, dtype, copy); });
 }
@@ -330,7 +333,7 @@ Found arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
 
 std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry& g, DType dtype) {
   if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0) return {};
-  const Found found = arguments_of(g, dtype, copy_bytes(nullptr, g.w.in, static_cast<int>(size_of(dtype))));
+  const Found& found = arguments_of(g, dtype, copy_bytes(nullptr, g.w.in, static_cast<int>(size_of(dtype))));
   if (found.arguments.tiles == 0) return {};
   return found.effort;
 }
@@ -340,6 +343,7 @@ void strip_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   const DeviceScope scope(y.device());
   TransposedArguments a =
       arguments_of(g, y.dtype(), copy_bytes(x.raw(), g.w.in, static_cast<int>(size_of(y.dtype())))).arguments;
+  check(a.tiles > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(x.strides());
   a.strip.plan.to = ImageStrides(y.strides());
   a.x = x.raw();

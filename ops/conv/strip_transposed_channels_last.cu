@@ -236,10 +236,10 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, StripEffor
     best.blocks = static_cast<int>(ceil_div(p.plan.to_channels, channels));
     if (effort == nullptr) return;
     // Two blocks a multiprocessor.
-    const double lines = static_cast<double>(p.slots) * p.chunk / p.pixel * a.groups;
-    *effort = {2 * turns * (rows * columns * written * bytes + lines * row_bytes(p)),
+    const double x_rows = 2 * turns * p.slots * p.chunk * a.groups;
+    *effort = {2 * turns * rows * columns * written * bytes + bytes_of_rows(p, x_rows),
                2 * turns * a.units * steps / p.plan.h.count * (8 + channels / 8 * passes.most * 4), turns,
-               2 * turns * lines * p.copies};
+               copies_of_rows(p, x_rows)};
   };
   for (int columns : {16, 32, 64, 128})
     for (int rows : {1, 2, 4, 8}) consider(rows, columns);

@@ -296,12 +296,13 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
         const std::int64_t turns = ceil_div(best.tiles, most);
         best.splits = static_cast<int>(ceil_div(best.tiles, turns));
         const auto down = static_cast<double>(turns * ceil_div(combinations, 132 * blocks));
-        const double y_lines = static_cast<double>(p.slots) * y_channels / p.pixel,
-                     x_lines = rows * a.x_channels;
-        chosen.effort = {down * blocks * (y_lines * row_bytes(p) + x_lines * columns * bytes),
-                         down * blocks * static_cast<double>(ceil_div(groups, warps)) *
+        const double together = down * blocks, y_rows = together * p.slots * y_channels,
+                     x_rows = together * rows * a.x_channels;
+        chosen.effort = {bytes_of_rows(p, y_rows) + x_rows * columns * bytes,
+                         together * static_cast<double>(ceil_div(groups, warps)) *
                              static_cast<double>(ceil_div(a.rows, kPixels)) * (24 + 4 * c.n),
-                         down, down * blocks * (y_lines * p.copies + x_lines * a.x_copies)};
+                         down,
+                         copies_of_rows(p, y_rows) + x_rows * (last ? columns * bytes / 16.0 : a.x_copies)};
       }
     }
   }
@@ -352,6 +353,7 @@ void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   WeightGradArguments a;
   const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),
                                             copy_bytes(x.raw(), g.w.in, bytes), a);
+  check(chosen.m > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(y.strides());
   a.x_strides = ImageStrides(x.strides());
   a.x = x.raw();

@@ -287,11 +287,11 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
       static_cast<int>(ceil_div(a.items, ceil_div(a.items, std::min<std::int64_t>(resident, a.items))));
   const double down = static_cast<double>(ceil_div(a.items, a.splits) * ceil_div(combinations, 264)) *
                       (a.length + chosen.rows - 1),
-               y_lines = static_cast<double>(chosen.slots) * y_channels / p.pixel;
-  chosen.effort = {2 * down * (y_lines * row_bytes(p) + static_cast<double>(a.x_channels) * columns * bytes),
+               y_rows = 2 * down * chosen.slots * y_channels, x_rows = 2 * down * a.x_channels;
+  chosen.effort = {bytes_of_rows(p, y_rows) + x_rows * columns * bytes,
                    2 * down * chosen.slots * static_cast<double>(ceil_div(p.row_elements(), kPixels)) *
                        (12 + 6 * chosen.rows),
-                   down, 2 * down * (y_lines * p.copies + static_cast<double>(a.x_channels) * a.x_copies)};
+                   down, copies_of_rows(p, y_rows) + x_rows * (last ? columns * bytes / 16.0 : a.x_copies)};
   return chosen;
 }
 
@@ -337,6 +337,7 @@ void strip_weight_grad_rows(const ConvTranspose2dGeometry& g, const Tensor& x, c
   Arguments a;
   const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),
                                             copy_bytes(x.raw(), g.w.in, bytes), a);
+  check(chosen.m > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(y.strides());
   a.x_strides = ImageStrides(x.strides());
   a.x = x.raw();

@@ -74,8 +74,9 @@ struct MapWay {
 };
 
 /// The way of least clocks to images of `results` from those of a layout, or the one that is forced.
+/// `serve_both`: whether halves serve the weight's gradient, too, if that is computed over boxes.
 inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
-                      const Factors& f) {
+                      const Factors& f, bool serve_both = OperandCopies::serve_both()) {
   const ConvAlgorithm forced = conv_algorithm();
   MapWay way;
   way.plan = Plan(g, transposed, f.element_bytes);
@@ -91,7 +92,7 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   }
   if (f.are_float()) {
     const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results, f.element_bytes);
-    const bool shared = OperandCopies::serve_both() && weight_grad_over_boxes(g, f);
+    const bool shared = serve_both && weight_grad_over_boxes(g, f);
     const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
     const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
