@@ -32,8 +32,8 @@ started='CudaTrainDecoder|CudaExamples'
 programs=('own_kernels own_kernels -'
   'train_decoder train_decoder - --device cuda --data sprites:count=30,size=16 --batch 8 --steps 3 --ema 0.9 --out run')
 # Runs of their own; the other tests of a suite are one run.
-alone='CudaReductions|CudaOps|CudaTraining|CudaLargest|CudaGradcheck|Boxes|Thin|MuchWork|HalfTypes|ReadsSeeds'
-alone+='|SettingsAreReadAnew|Takes?NoMemory|ToTheBit|TheSameBits|Traces'
+alone='CudaReductions|CudaOps|CudaTraining|CudaLargest|CudaGradcheck|Boxes|Thin|MuchWork|Columns|RowsAndPlanes'
+alone+='|HalfTypes|ReadsSeeds|SettingsAreReadAnew|Takes?NoMemory|ToTheBit|TheSameBits|Traces'
 
 while [ $# -gt 0 ]; do
   case "$1" in

@@ -11,6 +11,11 @@
 // for few channels of `to` and large kernels, of which every product with a pixel is wanted: any stride of
 // conv_transpose2d, a small one of conv2d. z is made of some images at a time, which stay in the cache.
 // Float32 and float64: z in 16 bits would round each tap's part.
+//
+// On an H200, of random layers (bench/fit_conv_estimates.py) in float32 the fastest in every fifth forward
+// and every third input gradient that it can compute, by up to 8.5 times: x [16,96,128,128] to one channel by
+// kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08, wgmma 1.05); [64,384,31,32] to 4 by 9x8, stride (1,5),
+// 4 groups: 0.28 (1.40); dcgan5 with channels last in TF32: 0.049 (0.107).
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <tapedeck/ops/conv/columns.h>

@@ -6,6 +6,11 @@
 // gpu_estimate_factors.h, those of a term in its place, to measured times of random layers. Host arithmetic,
 // of an H100's sizes: choices do not depend on the device. Copies that both gradients share
 // (operand_copies.h) are not thought of.
+//
+// Of layers that had no part in a fit the chosen algorithm takes 2 to 6% longer than the fastest, by
+// geometric means of each pass and precision; what was decided by channels and operations a byte before, 13
+// to 40% (nchw). Off by a factor of 2 and more is some 1 of 100 layers: long sums of very few pixels, one
+// column, single channels.
 #pragma once
 
 #include <algorithm>

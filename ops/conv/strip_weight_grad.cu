@@ -12,7 +12,8 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel.
 //
-// On an H200 (kb81 in bench/results/gpu_conv.json) in float32, TF32 and bfloat16: 0.27, 0.23 and 0.15 ms.
+// On an H200 (kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.26, 0.23 and 0.15 ms (gathered
+// tiles of gemm_weight_grad.cuh in bfloat16: 0.12). Twice the warps change nothing.
 // What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
 // helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms),
 // four or five rows of 16 at once, without branches between them (0.48 to 0.44); in bfloat16 copies of 16
