@@ -130,9 +130,10 @@ void print_terms(const ConvShape& c, const std::string& mode) {
                            : cu::strip_effort(g, pass == ConvPass::forward, options.dtype, options.layout);
     for (const ConvAlgorithm a : kEstimated) {
       if (a == ConvAlgorithm::strip && !strip) continue;
+      const Terms terms = terms_of(a, call, strip.value_or(conv_strip::StripEffort{}));
+      if (terms == Terms{}) continue;
       std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"op\": \"%s\", \"algorithm\": \"%s\", \"terms\": [",
                   c.name.c_str(), mode.c_str(), name, to_string(a).c_str());
-      const Terms terms = terms_of(a, call, strip.value_or(conv_strip::StripEffort{}));
       for (const double& term : terms) std::printf("%s%.6g", &term == terms.data() ? "" : ", ", term);
       std::puts("]}");
     }

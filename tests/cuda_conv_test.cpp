@@ -248,9 +248,8 @@ TEST_F(CudaConv, MatricesAreRectified) {
   }
 }
 
-// More groups than a grid has along most of its axes.
 // Products with all taps are made of some images at a time, the last time of fewer; groups, strides of both
-// kinds, results that are rectified, in either layout. Integers, against the definition.
+// kinds, results that are rectified, one group in either layout. Integers, against the definition.
 TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   ConvRandom random(31);
   struct Columns {
@@ -275,6 +274,13 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
                      b = integers({layer.w[1] * layer.options.groups}, Layout::nchw),
                      to_x = integers({layer.x[1]}, Layout::nchw);
         const auto g = conv_transpose2d_geometry(x, w, b, layer.options);
+        {
+          const ConvAlgorithmScope scope(ConvAlgorithm::columns);
+          const ConvExplanation e = cu::explain_on(g, DType::float32, layout, true);
+          if (g.groups > 1 && layout == Layout::nhwc) continue;  // which it does not compute
+          EXPECT_EQ(e.forward.kernel, "columns");
+          EXPECT_EQ(e.input_gradient.kernel, "columns");
+        }
         const Tensor gy = integers(g.y_shape(), layout);
         const auto both = [&](ConvAlgorithm algorithm) {
           set_conv_algorithm(algorithm);
@@ -289,6 +295,7 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   }
 }
 
+// More groups than a grid has along most of its axes.
 TEST_F(CudaConv, ManyGroupsOfOneChannel) {
   if (only_algorithm() != nullptr) GTEST_SKIP() << "of the choice that is made";
   const std::int64_t groups = 70000;

@@ -9,14 +9,17 @@
 //
 // Other products of matrices have tiles of 32 channels of `to` and more; here taps fill them, too. That is
 // for few channels of `to` and large kernels, of which every product with a pixel is wanted: any stride of
-// conv_transpose2d, a small one of conv2d. z is made of some images at a time, which stay in the cache.
-// Float32 and float64: z in 16 bits would round each tap's part.
+// conv_transpose2d, a small one of conv2d. z is made of some images at a time, which stay in the cache. With
+// channels last, of one group, it is [(m, tap), n, pixel]. Float32 and float64: z in 16 bits would round each
+// tap's part. conv2d has at most 16 channels of x.
 //
 // On an H200, of random layers (bench/fit_conv_estimates.py) in float32 the fastest in every fifth forward
 // and every third input gradient that it can compute, by up to 8.5 times: x [16,96,128,128] to one channel by
 // kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08, wgmma 1.05); [64,384,31,32] to 4 by 9x8, stride (1,5),
 // 4 groups: 0.28 (1.40); dcgan5 with channels last in TF32: 0.049 (0.107).
 #include <tapedeck/ops/conv/columns.cuh>
+
+#include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -99,12 +102,12 @@ __global__ void __launch_bounds__(kBlock) sum_taps_kernel(const __grid_constant_
 struct Shapes {
   Shapes(const ConvTranspose2dGeometry& g, bool transposed, bool last, const Products& z,
          std::int64_t images) {
-    const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co(),
-                       sets = transposed ? 1 : z.to_channels, rows = z.to_channels / sets * z.taps;
-    weight = {g.groups, sets, from_channels, rows};
+    const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co();
+    weight = {g.groups, z.sets, from_channels, z.rows()};
     from =
         last ? Shape{images * z.pixels, from_channels} : Shape{images, g.groups, 1, from_channels, z.pixels};
-    product = last ? Shape{1, sets, rows, images * z.pixels} : Shape{images, g.groups, sets, rows, z.pixels};
+    product = last ? Shape{1, z.sets, z.rows(), images * z.pixels}
+                   : Shape{images, g.groups, z.sets, z.rows(), z.pixels};
     order = last ? Transpose::yes : Transpose::no;
   }
   Shape weight, from, product;
@@ -116,11 +119,12 @@ struct Shapes {
 bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
   if ((dtype != DType::float32 && dtype != DType::float64) || !conv_gemm::fits(g) || g.n == 0) return false;
   if (from == Layout::nhwc && g.groups > 1) return false;
-  const Products z(g, transposed, static_cast<int>(size_of(dtype)));
-  const std::int64_t most = std::int64_t{1} << 31,
-                     lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
-  // conv2d makes products with the weights of one channel of x a call, of which there are few then.
-  return z.of_image < most && lines < most && z.pixels > 0 && (transposed || g.ci <= 16);
+  const int bytes = static_cast<int>(size_of(dtype));
+  const Products z(g, transposed, bytes);
+  const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
+  // More channels of x fill tiles; and each call of matmul() has a launch.
+  return z.of_image > 0 && z.of_image <= conv_columns::kMostBytes / bytes && lines < std::int64_t{1} << 31 &&
+         (transposed || g.ci <= 16) && z.calls(from == Layout::nhwc) <= 16;
 }
 
 void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
@@ -164,10 +168,14 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device) {
   const Products z(g, transposed, static_cast<int>(size_of(dtype)));
-  const Shapes shapes(g, transposed, from == Layout::nhwc, z, z.images);
+  const auto of_product = [&](std::int64_t images) {
+    const Shapes shapes(g, transposed, from == Layout::nhwc, z, images);
+    return matmul_workspace(device, dtype, shapes.weight, Transpose::yes, shapes.from, shapes.order,
+                            shapes.product, false);
+  };
+  const std::int64_t rest = g.n % z.images;
   return z.images * z.of_image * static_cast<std::int64_t>(size_of(dtype)) +
-         matmul_workspace(device, dtype, shapes.weight, Transpose::yes, shapes.from, shapes.order,
-                          shapes.product, false);
+         std::max(of_product(z.images), rest > 0 ? of_product(rest) : 0);
 }
 
 }  // namespace tapedeck::cu

@@ -165,27 +165,24 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
   return {1, images_moved(c, p.is_transposed), images_moved(c, !p.is_transposed), products};
 }
 
-/// Products with all taps: those of tiles of 128, their sums, and calls.
+/// Products with all taps, in tiles of 64, their sums, and calls.
 inline Terms of_columns(const ConvCall& c, const Plan& p) {
-  const bool transposed = p.is_transposed;
+  const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
   const int bytes = c.operands.element_bytes;
   const conv_columns::Products z(c.g, transposed, bytes);
-  const auto all = static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
-  const double calls =
-      static_cast<double>(count(c.g.n, z.images)) * static_cast<double>(transposed ? 1 : z.to_channels);
-  const auto rows = static_cast<double>(count(transposed ? z.to_channels * z.taps : z.taps, 64) * 64),
-             pixels = static_cast<double>(count(z.pixels, 64) * 64),
-             sums = static_cast<double>(p.from_channels + 15);
-  const double products = rows * pixels * sums * (transposed ? 1.0 : static_cast<double>(z.to_channels)) *
-                          static_cast<double>(c.g.n * c.g.groups);
-  const double of_results = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count());
+  const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
+  const auto images = static_cast<double>(c.g.n);
+  const double pixels = last ? whole(c.g.n * z.pixels) : whole(z.pixels) * images;
+  const double products = whole(z.rows()) * pixels * static_cast<double>(z.sets * c.g.groups) *
+                          static_cast<double>(p.from_channels + 15);
+  const double results = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count());
   return {1,
           products / 2.5e7,
-          moved(all, bytes),
-          of_results * p.kernel_h * p.kernel_w / 1e6,
+          moved(static_cast<double>(z.of_image) * images, bytes),
+          results * p.kernel_h * p.kernel_w / 1e6,
           images_moved(c, transposed),
           images_moved(c, !transposed),
-          calls};
+          static_cast<double>(count(c.g.n, z.images) * z.calls(last))};
 }
 
 /// The weight's gradient in gathered tiles; parts of sums are written and added.
@@ -211,7 +208,7 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   const double images = images_moved(c, true) + images_moved(c, false);
   Terms t{1};
   t[7] = weight_moved(c);
-  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands)) {
+  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands, false)) {
     const conv_gemm::BoxGradPlan p =
         conv_gemm::box_grad_plan(c.g, c.operands.are_float() ? c.operands.halves() : 1);
     if (p.exists()) {
@@ -268,13 +265,14 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           weight_moved(c)};
 }
 
-/// The terms of an algorithm that can compute the call; `strip`: what strips would do.
+/// The terms of an algorithm that can compute the call, else perhaps none; `strip`: what strips would do.
 inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
   if (algorithm == ConvAlgorithm::strip) return of_strip(c, strip);
   if (c.pass == ConvPass::weight_gradient) {
     if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_weight_grad(c);
     if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
-    return algorithm == ConvAlgorithm::direct ? of_direct_weight_grad(c) : of_depthwise_weight_grad(c);
+    if (algorithm == ConvAlgorithm::direct) return of_direct_weight_grad(c);
+    return algorithm == ConvAlgorithm::depthwise ? of_depthwise_weight_grad(c) : Terms{};
   }
   const Plan p(c.g, c.pass == ConvPass::forward, c.operands.element_bytes);
   if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_map(c, p);

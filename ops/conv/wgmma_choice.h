@@ -46,9 +46,10 @@ inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool 
 /// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
 /// they are faster but for little work a call or a byte, and images of less than 6x6, or 4x4 where halves of
 /// one part are there already.
-inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f) {
+inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f,
+                                   bool serve_both = OperandCopies::serve_both()) {
   const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
-  const std::int64_t least = f.are_float() && f.parts == 1 && OperandCopies::serve_both() ? 16 : 36;
+  const std::int64_t least = f.are_float() && f.parts == 1 && serve_both ? 16 : 36;
   const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= least;
   const bool forced = conv_algorithm() == (f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
   return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
@@ -92,7 +93,7 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   }
   if (f.are_float()) {
     const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results, f.element_bytes);
-    const bool shared = serve_both && weight_grad_over_boxes(g, f);
+    const bool shared = serve_both && weight_grad_over_boxes(g, f, serve_both);
     const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
     const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
