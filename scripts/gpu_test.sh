@@ -117,14 +117,18 @@ if [ -x "$binaries/cuda_conv_test" ] && grep -qE "$tests" <<<ptx; then
   else
     result=passed
     export CUDA_FORCE_PTX_JIT=1 TAPEDECK_TEST_SHARE=5
-    TAPEDECK_CONV_ALGORITHM=automatic timeout 150 "$binaries/cuda_conv_test" \
-      --gtest_filter='*RealNumbers*:*AtTheEdges*:*ThinLayers*' >"$logs/ptx.conv.log" 2>&1 &
-    conv=$!
+    # `tensor` computes the layers, too, for which `automatic` takes cuBLAS.
+    convs=()
+    for algorithm in automatic tensor; do
+      TAPEDECK_CONV_ALGORITHM=$algorithm timeout 150 "$binaries/cuda_conv_test" \
+        --gtest_filter='*RealNumbers*:*AtTheEdges*:*ThinLayers*' >"$logs/ptx.conv.$algorithm.log" 2>&1 &
+      convs+=($!)
+    done
     # Not what takes cuBLAS, which has no PTX.
     for run in cuda_ops:Arithmetic cuda_ops:Indices cuda_reductions:Normalisation cuda_training:Optimizers; do
       timeout 150 "$binaries/${run%:*}_test" --gtest_filter="*${run#*:}*" >>"$logs/ptx.log" 2>&1 || result=FAILED
     done
-    wait "$conv" || result=FAILED
+    for conv in "${convs[@]}"; do wait "$conv" || result=FAILED; done
     unset CUDA_FORCE_PTX_JIT TAPEDECK_TEST_SHARE
     [ $result = passed ] || failed=1
     echo "from PTX for 8.0: $result"

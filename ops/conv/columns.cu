@@ -46,7 +46,7 @@ struct SumArguments {
   void* to;
   std::int64_t z_image;  // elements of z between images
   std::int64_t z_tap;    // and between taps
-  Divider by_width, by_height, by_channels;
+  Divider by_height, by_channels;
   int to_w, to_h;
   std::int64_t count;  // of results
   double slope;
@@ -123,7 +123,7 @@ bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
   const Products z(g, transposed, bytes);
   const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
   // More channels of x fill tiles; and each call of matmul() has a launch.
-  return z.of_image > 0 && z.of_image <= conv_columns::kMostBytes / bytes && lines < std::int64_t{1} << 31 &&
+  return z.of_image <= conv_columns::kMostBytes / bytes && lines < std::int64_t{1} << 31 &&
          (transposed || g.ci <= 16) && z.calls(from == Layout::nhwc) <= 16;
 }
 
@@ -155,7 +155,6 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     const Tensor result = to.slice(begin, end);
     call.to = result.raw();
     call.count = result.count();
-    if (call.count == 0) return;
     const auto launch = [&]<class T>() {
       sum_taps_kernel<T>
           <<<grid_size("conv", ceil_div(call.count, kBlock)), kBlock, 0, stream_of(to.device())>>>(call);

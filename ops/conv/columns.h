@@ -22,14 +22,14 @@ struct Products {
         groups(g.groups),
         pixels(transposed ? g.h.in * g.w.in : g.h.out * g.w.out),
         of_image(groups * to_channels * taps * pixels),
-        images(std::clamp<std::int64_t>(kBytes / element_bytes / std::max<std::int64_t>(1, of_image), 1,
+        images(std::clamp<std::int64_t>(kBytes / element_bytes / of_image, 1,
                                         std::clamp<std::int64_t>(g.n, 1, kMostImages))) {}
   /// Of a set.
-  std::int64_t rows() const { return to_channels / std::max<std::int64_t>(1, sets) * taps; }
+  std::int64_t rows() const { return to_channels / sets * taps; }
   /// Calls of matmul() for `images` images: all but one of images, groups and sets are a call each. Channels
   /// last have one for all pixels.
   std::int64_t calls(bool last) const {
-    return last ? 1 : images * groups * sets / std::max({images, groups, sets, std::int64_t{1}});
+    return last ? 1 : images * groups * sets / std::max({images, groups, sets});
   }
 
   std::int64_t taps, to_channels, sets, groups, pixels, of_image;

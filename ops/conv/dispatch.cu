@@ -92,7 +92,7 @@ struct Offer {
 };
 
 bool is_accurate(DType dtype) {
-  return dtype == DType::float32 && float32_precision() == Precision::highest;
+  return conv_estimate::operands_of(dtype).parts == 3;
 }
 
 /// Whether matrix products are faster than tiles. Much work is not that cuBLASLt does without tensor cores,
@@ -254,7 +254,7 @@ struct Variants {
  private:
   bool last() const { return layout == Layout::nhwc; }
   int element_bytes() const { return static_cast<int>(size_of(dtype)); }
-  conv_gemm::Factors factors() const { return {element_bytes(), is_accurate(dtype) ? 3 : 1}; }
+  conv_gemm::Factors factors() const { return conv_estimate::operands_of(dtype); }
   const char* depthwise(bool transposed) const {
     if (last()) return has_wgmma && depthwise_ring_fits(g, dtype) ? "rows through a ring" : "channels last";
     return depthwise_rows_fits(g, transposed, dtype) ? "rows in registers" : "planes in shared memory";

@@ -12,6 +12,12 @@ namespace tapedeck::cu {
 
 using conv_strip::StripEffort;
 
+/// Whether strips are for such tensors; they may not fit shared memory yet.
+inline bool strips_serve(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
+  return dtype != DType::float64 && conv_gemm::fits(g) && g.n > 0 &&
+         (layout == Layout::nchw || conv_strip::channels_last_fits(g));
+}
+
 /// What these do for a call on tensors of this type, all of one layout, that start at multiples of 16 bytes;
 /// nothing where they cannot compute it.
 std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry& g, DType dtype);

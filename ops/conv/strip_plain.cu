@@ -407,9 +407,7 @@ void launch(const PlainArguments& a, Device device) {
 
 std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   const bool last = layout == Layout::nhwc;
-  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 ||
-      (last && !conv_strip::channels_last_fits(g)))
-    return {};
+  if (!strips_serve(g, dtype, layout)) return {};
   PlainArguments a;
   const Configuration chosen =
       arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, static_cast<int>(size_of(dtype))), a);

@@ -332,7 +332,7 @@ const Found& arguments_of(const ConvTranspose2dGeometry& g, DType dtype, int cop
 }  // namespace
 
 std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry& g, DType dtype) {
-  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0) return {};
+  if (!strips_serve(g, dtype, Layout::nchw)) return {};
   const Found& found = arguments_of(g, dtype, copy_bytes(nullptr, g.w.in, static_cast<int>(size_of(dtype))));
   if (found.arguments.tiles == 0) return {};
   return found.effort;

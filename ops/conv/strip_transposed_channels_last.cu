@@ -269,9 +269,7 @@ void launch(const Arguments& a, Device device) {
 std::optional<StripEffort> strip_transposed_channels_last_effort(const ConvTranspose2dGeometry& g,
                                                                  DType dtype) {
   StripEffort effort;
-  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 || !conv_strip::channels_last_fits(g) ||
-      arguments_of(g, dtype, &effort).tiles == 0)
-    return {};
+  if (!strips_serve(g, dtype, Layout::nhwc) || arguments_of(g, dtype, &effort).tiles == 0) return {};
   return effort;
 }
 

@@ -13,7 +13,8 @@
 // are the blocks', by a second kernel.
 //
 // On an H200 (kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.26, 0.23 and 0.15 ms (gathered
-// tiles of gemm_weight_grad.cuh in bfloat16: 0.12). Twice the warps change nothing.
+// tiles of gemm_weight_grad.cuh in bfloat16: 0.12). Twice the warps change nothing in
+// bfloat16, and make TF32 slower (0.26).
 // What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
 // helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms),
 // four or five rows of 16 at once, without branches between them (0.48 to 0.44); in bfloat16 copies of 16
@@ -326,9 +327,7 @@ std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometr
                                                     Layout layout) {
   if (const auto effort = strip_weight_grad_rows_effort(g, dtype, layout)) return effort;
   const bool last = layout == Layout::nhwc;
-  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 ||
-      (last && !conv_strip::channels_last_fits(g)))
-    return {};
+  if (!strips_serve(g, dtype, layout)) return {};
   const int bytes = static_cast<int>(size_of(dtype));
   WeightGradArguments a;
   const Configuration chosen = arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, bytes),

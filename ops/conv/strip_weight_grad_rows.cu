@@ -310,9 +310,7 @@ void launch(const Arguments& a, Device device) {
 std::optional<StripEffort> strip_weight_grad_rows_effort(const ConvTranspose2dGeometry& g, DType dtype,
                                                          Layout layout) {
   const bool last = layout == Layout::nhwc;
-  if (dtype == DType::float64 || !conv_gemm::fits(g) || g.n == 0 || g.h.in == 0 || g.w.in == 0 ||
-      (last && !conv_strip::channels_last_fits(g)))
-    return {};
+  if (!strips_serve(g, dtype, layout)) return {};
   const int bytes = static_cast<int>(size_of(dtype));
   Arguments a;
   const Configuration chosen = arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, bytes),
