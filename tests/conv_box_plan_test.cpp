@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/box_grad_plan.h>
@@ -39,12 +41,16 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
 }
 
 /// `halves`: of tiles whose results are written as boxes; 0: by places. Whether there was a tile.
-bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, int element_bytes,
-               int places, int halves = 0) {
+bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, BoxSplit split,
+               int element_bytes, int places, int halves = 0) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   if (!fits(g)) return ADD_FAILURE(), false;
-  const BoxPlan p(g, transposed, element_bytes, join);
+  const BoxPlan p(g, transposed, element_bytes, join, split);
   EXPECT_EQ(p.joined, join && p.w.phases == 2 ? 2 : 1);
+  if (p.split != split) return false;
+  if (split != BoxSplit::none) {
+    EXPECT_EQ((split == BoxSplit::columns ? p.w : p.h).halo(), 0);
+  }
   if (p.planes() > kMaxPlanes) return false;
   if (halves > 0 && p.joined == 1 && p.w.to_step != 1) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
@@ -114,8 +120,10 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 static_cast<std::size_t>(p.joined),
                 std::vector<Values>(static_cast<std::size_t>(p.to_channels),
                                     Values(static_cast<std::size_t>(places), 0.0)));
-            for (int b = 0; b < p.boxes(phase); ++b) {
+            BoxPlan::Box next = p.box_of(phase, 0);
+            for (int b = 0; b < p.boxes(phase); ++b, p.advance(next)) {
               const BoxPlan::Box at = p.box_of(phase, b);
+              EXPECT_EQ(std::tie(at.i, at.j, at.chunk), std::tie(next.i, next.j, next.chunk));
               const BoxTaps& of_h = p.h.of[at.i];
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
                 EXPECT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
@@ -200,22 +208,26 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
 
 void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
   ConvRandom random(seed);
-  int boxes = 0;  // cases whose results can be written as boxes
+  int boxes = 0, splits = 0;  // cases whose results can be written as boxes; whose taps have boxes
   for (int i = 0; i < cases; ++i) {
     const ConvCase c = random.conv_case(size, channels);
     for (bool transposed : {true, false}) {
       const int element_bytes = i % 2 == 0 ? 2 : 4, places = i % 3 == 0 ? 128 : 24;
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed" : " plain") + ", " +
                    std::to_string(element_bytes) + " bytes: " + c.text());
-      for (const bool join : {false, true}) {
-        check_map(c, random, transposed, join, element_bytes, places);
+      using enum BoxSplit;
+      for (const auto& [join, split] :
+           {std::pair(false, none), {true, none}, {false, columns}, {false, BoxSplit::taps}}) {
+        const bool checked = check_map(c, random, transposed, join, split, element_bytes, places);
+        splits += split != none && checked ? 1 : 0;
         for (const int halves : {1, 2})
-          boxes += check_map(c, random, transposed, join, element_bytes, places, halves) ? 1 : 0;
+          boxes += check_map(c, random, transposed, join, split, element_bytes, places, halves) ? 1 : 0;
         if (::testing::Test::HasFailure()) return;
       }
     }
   }
   EXPECT_GT(boxes, cases / 2);
+  EXPECT_GT(splits, cases);
 }
 
 TEST(ConvBoxPlan, AtTheEdges) {
@@ -268,6 +280,10 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
         const BoxGradPlan::Unit unit = p.unit(work, u);
         for (int a = 0; a < p.atoms; ++a) {
           const BoxGradPlan::Atom atom = p.atom(work, unit, a);
+          if (a == p.atoms - 1 && p.is_narrow(unit)) {  // is not multiplied
+            ASSERT_FALSE(atom.exists);
+            continue;
+          }
           // Those that do not exist are multiplied, too.
           const int last = (p.tile.segments - 1) * p.tile.y.pitch + p.tile.steps * 16 + p.place(work, unit) +
                            (p.atoms_are_taps ? a * p.atom_step(work) : 0);
@@ -343,7 +359,8 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
     if (!fits(g)) continue;
     for (bool transposed : {true, false}) {
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
-      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, i % 5 < 2);
+      const auto split = static_cast<BoxSplit>(i % 11 % 3);
+      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, i % 5 < 2 && split == BoxSplit::none, split);
       if (p.planes() > kMaxPlanes) continue;
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (int blocks : {1, 2}) {
@@ -371,15 +388,15 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           // A warpgroup that leads needs no stage that the other one has to give back.
           ASSERT_GE(choice.lead, 1);
           ASSERT_LE(choice.lead, choice.weight_stages);
-          for (int a = 0; a < p.pairs_h(); ++a)
-            for (int b = 0; b < p.pairs_w(); b += p.joined) {
+          for (int a = 0; a < p.h.phases * p.h.reads; ++a)
+            for (int b = 0; b < p.w.phases * p.w.reads; b += p.joined) {
               const int of_box = p.taps(a, b) + (p.joined == 2 ? p.taps(a, b + 1) : 0);
               if (of_box > 0) {
                 ASSERT_LE(count(choice.lead, of_box), choice.box_stages);
               }
             }
           ASSERT_GE(choice.splits, 1);
-          ASSERT_LE(choice.splits, std::max(1, p.planes() * p.chunks));
+          ASSERT_LE(choice.splits, std::max(1, p.boxes(0)));
           ASSERT_GT(choice.tiles, 0);
         }
     }
@@ -393,42 +410,29 @@ std::vector<double> numbers_of(const BoxWay& way) {
   const BoxChoice& c = way.choice;
   const BoxTile& t = c.tile;
   std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
-  for (const int n : {c.places,
-                      c.blocks,
-                      c.box_stages,
-                      c.weight_stages,
-                      c.lead,
-                      c.splits,
-                      c.box_bytes,
-                      c.shared_bytes,
-                      c.staged_bytes,
-                      c.half,
-                      t.images,
-                      t.rows,
-                      t.columns,
-                      t.pitch,
-                      t.box_rows,
-                      p.n,
-                      p.groups,
-                      p.from_channels,
-                      p.from_h,
-                      p.to_channels,
-                      p.from_w,
-                      p.elements,
-                      p.vectors,
-                      p.chunks,
-                      p.joined,
-                      p.weights,
-                      static_cast<int>(c.results)})
+  for (const int n : {c.places,       c.blocks,
+                      c.box_stages,   c.weight_stages,
+                      c.lead,         c.splits,
+                      c.box_bytes,    c.shared_bytes,
+                      c.staged_bytes, c.half,
+                      t.images,       t.rows,
+                      t.columns,      t.pitch,
+                      t.box_rows,     p.n,
+                      p.groups,       p.from_channels,
+                      p.from_h,       p.to_channels,
+                      p.from_w,       p.elements,
+                      p.vectors,      p.chunks,
+                      p.joined,       static_cast<int>(p.split),
+                      p.weights,      static_cast<int>(c.results)})
     numbers.push_back(n);
   for (const BoxAxis* a : {&p.h, &p.w}) {
-    for (const int n : {a->phases, a->planes, a->to_step, a->step}) numbers.push_back(n);
-    for (int i = 0; i < kMaxPhases; ++i) {
-      const BoxTaps& taps = a->of[i];
-      for (const int n : {a->count[i], a->to[i], taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift,
-                          taps.first, taps.remainder})
+    for (const int n : {a->phases, a->planes, a->to_step, a->step, a->reads, a->taps}) numbers.push_back(n);
+    for (int i = 0; i < kMaxPhases; ++i)
+      for (const int n : {a->count[i], a->to[i], a->of_phase[i]}) numbers.push_back(n);
+    for (const BoxTaps& taps : a->of)
+      for (const int n : {taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift, taps.first, taps.plane,
+                          taps.remainder, taps.before})
         numbers.push_back(n);
-    }
   }
   return numbers;
 }

@@ -188,7 +188,7 @@ TEST(CudaConvExplain, NamesVariants) {
             concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::wgmma);
-    EXPECT_EQ(choices_of("kb81", float32, nchw), three(windows));
+    EXPECT_EQ(choices_of("kb81", float32, nchw), concat(two_halves, ", ", windows, ", ", windows));
     EXPECT_EQ(choices_of("dcgan1", float32, nchw), three(windows));
   }
   set_float32_precision(Precision::high);
@@ -210,6 +210,8 @@ TEST(CudaConvExplain, NamesVariants) {
   EXPECT_EQ(choices_of("depthwise", bfloat16, nhwc, false), three("depthwise (channels last)"));
 
   EXPECT_EQ(choices_of("dcgan5", float32, nchw), "direct (thin), direct (thin), strip");
+  EXPECT_EQ(choices_of("dcgan5", bfloat16, nchw), "thin, thin, strip");
+  EXPECT_EQ(choices_of("dcgan5", bfloat16, nhwc), three("thin"));
   EXPECT_EQ(choices_of("kb75", bfloat16, nchw), "strip, strip, strip (rows of y read once)");
   EXPECT_EQ(choices_of("kb75", bfloat16, nhwc),
             "strip (channels last), strip (channels last), strip (rows of y read once)");

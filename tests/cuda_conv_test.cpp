@@ -74,13 +74,15 @@ void for_each_algorithm(F f) {
   const char* const only = only_algorithm();
   for (ConvAlgorithm algorithm :
        {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
-        ConvAlgorithm::direct, ConvAlgorithm::strip, ConvAlgorithm::simt, ConvAlgorithm::tensor,
-        ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
+        ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
+        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves,
+        ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
-                              algorithm == ConvAlgorithm::strip || algorithm == ConvAlgorithm::tensor ||
-                              algorithm == ConvAlgorithm::wgmma || algorithm == ConvAlgorithm::boxes ||
-                              algorithm == ConvAlgorithm::halves || algorithm == ConvAlgorithm::automatic;
+                              algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||
+                              algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
+                              algorithm == ConvAlgorithm::boxes || algorithm == ConvAlgorithm::halves ||
+                              algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);
@@ -351,6 +353,53 @@ TEST_F(CudaConv, ThinLayers) {
   }
 }
 
+// y of few channels: every kernel that has products enough, and tiles of parts of rows.
+TEST_F(CudaConv, ThinProducts) {
+  Share share;
+  ConvRandom random(24);
+  int checked = 0;
+  set_conv_algorithm(ConvAlgorithm::thin);
+  for (int i = 0; i < 240; ++i) {
+    const auto any = [&](std::int64_t least, std::int64_t most) { return random.in(least, most); };
+    ConvCase c{.n = any(1, 3),
+               .ci = i % 3 == 0 ? 8 * any(2, 9) : any(16, 40),
+               .co = any(1, 4),
+               .in = {any(1, i % 5 == 0 ? 40 : 9), i % 4 == 0 ? 8 * any(1, 17) : 8 * any(1, 4)},
+               .kernel = {any(1, 5), any(1, 5)},
+               .stride = {any(1, 4), any(1, 4)},
+               .dilation = {any(1, 3), any(1, 2)},
+               .bias = i % 2 == 0,
+               .nhwc = i % 3 == 0};
+    for (int a : {0, 1}) {
+      if (c.nhwc && a == 1) c.in[1] = any(1, i % 4 == 0 ? 90 : 12);
+      c.padding[a] = any(0, std::min<std::int64_t>(c.dilation[a] * (c.kernel[a] - 1), 3));
+      c.output_padding[a] = any(0, std::max(c.stride[a], c.dilation[a]) - 1);
+    }
+    if (c.co * c.kernel[0] * c.kernel[1] > 80 || c.out(0) < 1 || c.out(1) < 1 || !share.takes_next())
+      continue;
+    for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+      for (Precision precision : {Precision::highest, Precision::high}) {
+        if (precision == Precision::high && dtype != DType::float32) continue;
+        set_float32_precision(precision);
+        SCOPED_TRACE(concat(c.text(), " ", dtype));
+        const ConvExplanation e =
+            cu::explain_on(geometry_of(c), dtype, c.nhwc ? Layout::nhwc : Layout::nchw, true);
+        const int thin = (e.forward.kernel == "thin") + (e.input_gradient.kernel == "thin") +
+                         (e.weight_gradient.kernel == "thin");
+        if (dtype != DType::float32) {
+          EXPECT_GE(thin, c.nhwc ? 3 : 2);
+        }
+        if (thin == 0) continue;
+        check_transposed(c, random, {dtype, kCuda});
+        check_plain(c, random, {dtype, kCuda});
+        if (HasFailure()) return;
+        checked += thin;
+      }
+    }
+  }
+  EXPECT_GT(checked * test_share(), 600);
+}
+
 // A power of two as slope: rounding before and after it is the same.
 TEST_F(CudaConv, BoxesRectifyWhatTheyWrite) {
   struct Layer {
@@ -490,6 +539,12 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
       {ConvAlgorithm::strip, {2, 24, 9, 77}, {24, 24, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
       {ConvAlgorithm::strip, {3, 8, 37, 1500}, {8, 8, 2, 2}, {.stride = 2}},
       {ConvAlgorithm::strip, {3, 8, 5, 701}, {8, 11, 3, 4}, {.padding = 1}},
+      {ConvAlgorithm::thin, {5, 64, 32, 32}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}},
+      {ConvAlgorithm::thin, {3, 40, 61, 136}, {40, 3, 5, 5}, {.padding = 2}},
+      {ConvAlgorithm::thin,
+       {3, 200, 17, 24},
+       {200, 1, 3, 3},
+       {.stride = 2, .padding = 1, .output_padding = 1}},
       {ConvAlgorithm::depthwise,
        {6, 200, 40, 56},
        {200, 1, 4, 4},

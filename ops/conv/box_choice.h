@@ -102,6 +102,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     c.half = places;
   }
   if (c.tile.rows == 0) return c;
+  // Rows of nchw that are written in short pieces cost more than the halo: kb57's forward took 1.6 times as
+  // long in pieces of 18.
+  const bool by_rows = results == BoxResults::rows || results == BoxResults::pairs;
+  if (p.split != BoxSplit::none && by_rows && c.tile.columns < std::min(p.w.most(), 256 / value_bytes))
+    return c;
+  const std::int64_t channel_tiles = count(count(p.to_channels, kBlockChannels), blocks);
   const int all = (halves - 1) * c.half + places, left = left_beside(c.staged_bytes);
   c.results = results;
   const BoxTile& t = c.tile;
@@ -123,21 +129,26 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   c.shared_bytes = read(c.box_stages);
   c.weight_stages = std::min(kMostStages, (left - c.box_stages * box_bytes) / weight_bytes);
 
-  c.tiles = count(count(p.to_channels, kBlockChannels), blocks) * p.groups * p.phases() *
-            count(p.n, t.images) * count(p.h.most(), t.rows) * count(p.w.most(), t.columns);
+  c.tiles = channel_tiles * p.groups * p.phases() * count(p.n, t.images) * count(p.h.most(), t.rows) *
+            count(p.w.most(), t.columns);
   // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
   // shared memory places / 4 + 16; or what is brought; then results are written.
-  int taps = 0, steps = 0, least_taps = 1 << 20;
-  for (int i = 0; i < p.pairs_h(); ++i)
-    for (int j = 0; j < p.pairs_w(); j += p.joined) {
-      const int of_box = p.taps(i, j) + (p.joined == 2 ? p.taps(i, j + 1) : 0);
-      taps += of_box;
-      if (of_box > 0) least_taps = std::min(least_taps, of_box);
+  int taps = 0, boxes = 0, steps = 0, least_taps = 1 << 20;
+  for (int phase = 0; phase < p.phases(); ++phase) {
+    const int of_phase = p.boxes(phase) / std::max(1, p.chunks);
+    BoxPlan::Box box = p.box_of(phase, 0);
+    for (int k = 0; k < of_phase; ++k) {
+      const int of_box = p.taps(box.i, box.j) + (p.joined == 2 ? p.taps(box.i, box.j + 1) : 0);
+      taps += of_box, least_taps = std::min(least_taps, of_box);
+      box.chunk = p.chunks - 1;
+      p.advance(box);
     }
+    boxes += of_phase * p.chunks;
+  }
+  boxes = std::max(boxes, p.phases() * p.chunks);
   // No warpgroup may wait for a stage that the other one has not begun with.
   c.lead = std::min(c.weight_stages, c.box_stages * least_taps);
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
-  const int boxes = std::max(p.phases(), p.planes()) * p.chunks;
   // Products of half as many places at once, as joined phases have, take longer than half.
   const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
   const double step = 2 * std::max(places / 2.0, places / 4.0 + 16) * of_joined;
@@ -147,7 +158,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
       parts == 1 ? taps * (steps * step + p.chunks * 60) : taps * (steps * 3 * step + p.chunks * 200);
   const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
-                         26;
+                         34;
   // Rows of one phase of columns have gaps, and sectors are written by halves.
   const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
   const int of_place = results == BoxResults::boxes  ? 28 * p.joined
@@ -209,17 +220,23 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
     if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
       best = {plan, choice};
   };
-  const BoxPlan plan(g, transposed, element_bytes);
-  offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
+  const auto offer_narrow = [&](const BoxPlan& plan) {
+    offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
+  };
   const auto offer_wide = [&](const BoxPlan& wide) {
+    if (results != BoxResults::pairs && results != BoxResults::boxes) return;
     offer(wide, BoxResults::pairs);
     if (results == BoxResults::boxes && wide.to_channels % 2 == 0 &&
         (wide.to_channels % 16 == 0 || wide.groups == 1))
       offer(wide, results);
   };
-  if (results == BoxResults::pairs || results == BoxResults::boxes) {
+  for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
+    const BoxPlan plan(g, transposed, element_bytes, false, split);
+    if (plan.split != split) continue;
+    offer_narrow(plan);
     if (plan.w.to_step == 1) offer_wide(plan);
-    if (plan.w.phases == 2) offer_wide(BoxPlan(g, transposed, element_bytes, true));
+    if (split == BoxSplit::none && plan.w.phases == 2)
+      offer_wide(BoxPlan(g, transposed, element_bytes, true));
   }
   return best;
 }

@@ -8,8 +8,9 @@
 // that is finite there.
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
-// taps of a row, or where no plane has neighbours, of blocks of channels of y. A thread block (a work) has as
-// many of both as there are warpgroups for, so that they share boxes.
+// taps of a row, or where no plane has neighbours, of blocks of channels of y. Units share a row's taps
+// evenly: some have one less. A thread block (a work) has as many of both as there are warpgroups for, so
+// that they share boxes.
 #pragma once
 
 #include <tapedeck/ops/conv/box_plan.h>
@@ -77,10 +78,15 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
   return best;
 }
 
-/// How many of so many taps or blocks are read together, at most `most`: such that few are without a use.
-inline int atoms_of(int count, int most) {
+/// How many of so many taps are read together, at most `most`: as many as share them evenly.
+inline int taps_at_once(int count, int most) {
+  const int shares = (count + most - 1) / most;
+  return (count + shares - 1) / shares;
+}
+/// How many of so many blocks: such that few are without a use.
+inline int blocks_at_once(int count, int most) {
   if (count <= most) return count;
-  const auto read = [count](int atoms) { return (count + atoms - 1) / atoms * atoms; };
+  const auto read = [count](int blocks) { return (count + blocks - 1) / blocks * blocks; };
   return read(most - 1) < read(most) ? most - 1 : most;
 }
 /// Warpgroups of a thread block: what registers allow. With operands of two parts there are sums twice.
@@ -108,7 +114,7 @@ struct BoxGradPlan {
               y_all = ceil_div(p.from_channels, kBlockChannels);
     atoms_are_taps = taps > 1;
     const int most_atoms = most_grad_atoms(parts);
-    atoms = atoms_of(atoms_are_taps ? taps : y_all, most_atoms);
+    atoms = atoms_are_taps ? taps_at_once(taps, most_atoms) : blocks_at_once(y_all, most_atoms);
     int most = 0;
     for (int plane = 0; plane < p.planes(); ++plane) most = std::max(most, units_of(plane));
     units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms, parts)));
@@ -164,9 +170,9 @@ struct BoxGradPlan {
     return w;
   }
 
-  /// Taps (h, w), (h, w + 1), ... of a work's plane; those before `first` belong to the unit before.
+  /// `count` taps (h, w), (h, w + 1), ... of a work's plane.
   struct Unit {
-    int h, w, first;
+    int h, w, count;
     bool exists;
   };
   TAPEDECK_HD Unit unit(const Work& work, int index) const {
@@ -175,8 +181,9 @@ struct BoxGradPlan {
     Unit u{};
     u.exists = row < h.taps;
     u.h = u.exists ? row : 0;
-    u.first = unit % of_row * (atoms_are_taps ? atoms : 1);
-    u.w = !atoms_are_taps || u.first + atoms <= w.taps ? u.first : w.taps > atoms ? w.taps - atoms : 0;
+    const int share = unit % of_row;
+    u.w = share * w.taps / of_row;
+    u.count = atoms_are_taps ? (share + 1) * w.taps / of_row - u.w : atoms;
     return u;
   }
   /// The place in a box of y that the unit's first tap reads of the first pixel; and pixels from an atom to
@@ -197,8 +204,10 @@ struct BoxGradPlan {
     const BoxTaps &h = planes.h.of[work.i], &w = planes.w.of[work.j];
     const int at = atoms_are_taps ? u.w + index : u.w;
     return {h.tap + u.h * h.tap_step, w.tap + at * w.tap_step, work.y_block + (atoms_are_taps ? 0 : index),
-            u.exists && at >= u.first && at < w.taps};
+            u.exists && index < u.count};
   }
+  /// Whether a unit's products are of one atom less than others'.
+  TAPEDECK_HD bool is_narrow(const Unit& u) const { return u.count < atoms; }
 
   BoxPlan planes;  // of conv2d, whose planes are y's
   int parts = 1;

@@ -14,6 +14,10 @@
 //  12 13 14 15 16 17
 //  18 19 20 21 22 23
 //
+// Pixels of the halo are computed, too, and dropped: with images of 4x4 and 2x2 taps a third of all. So taps
+// of different columns may have boxes of their own, without a halo along rows, or each tap its own
+// (BoxSplit): then pixels are brought several times, and all places have results.
+//
 // Two phases of columns may share a tile: results at a place are then a column of each, neighbours in the
 // image, and both read the box.
 //
@@ -30,24 +34,29 @@
 namespace tapedeck::conv_gemm {
 
 inline constexpr int kMaxPlanes = 16;      // of an image that taps read
+inline constexpr int kMaxReads = 16;       // boxes along an axis, of all phases
 inline constexpr int kMostOfBox = 256;     // pixels along an axis
 inline constexpr int kPixelBytes = 128;    // of channels, in a box
 inline constexpr int kBlockChannels = 64;  // of `to` that a warpgroup has
 inline constexpr int kFarOutside = 1 << 29;
 inline constexpr int kMostSlices = 2;
 
-/// Taps of one axis that read one plane. Tap j of these is the kernel's tap + j*tap_step, and reads `shift`
+/// Taps of one axis that read one box. Tap j of these is the kernel's tap + j*tap_step, and reads `shift`
 /// pixels of the plane after tap j - 1. The box of result m begins at pixel m + origin, and tap 0 reads its
 /// pixel `first`.
 struct BoxTaps {
   int taps = 0, tap = 0, tap_step = 1, origin = 0, shift = 1, first = 0;
-  int remainder = 0;  // of the plane's pixels by the stride
+  int plane = 0, remainder = 0;  // which plane is read: its pixels' remainder by the stride
+  int before = 0;                // taps of the axis' earlier boxes
 };
 
 struct BoxAxis {
   int phases = 0, count[kMaxPhases] = {}, to[kMaxPhases] = {}, to_step = 1;  // of results
-  int planes = 0, step = 1;  // of what is read; one of phases and planes is 1, `of` belongs to the other
-  BoxTaps of[kMaxPhases];
+  int planes = 0, step = 1;       // of what is read; one of phases and planes is 1
+  int reads = 1;                  // boxes of a phase, at most
+  int of_phase[kMaxPhases] = {};  // boxes that a phase has
+  int taps = 0;                   // of all boxes
+  BoxTaps of[kMaxReads];          // [phase][read]
 
   int most() const { return *std::max_element(count, count + kMaxPhases); }
   /// Pixels that a box has beyond the results.
@@ -55,6 +64,32 @@ struct BoxAxis {
     int most = 0;
     for (const BoxTaps& t : of) most = std::max(most, t.first + (t.taps - 1) * t.shift);
     return most;
+  }
+  /// Counts what boxes there are.
+  void count_reads() {
+    taps = 0;
+    for (int i = 0; i < phases; ++i) {
+      of_phase[i] = 0;
+      for (int r = 0; r < reads; ++r) {
+        BoxTaps& t = of[i * reads + r];
+        t.before = taps, taps += t.taps, of_phase[i] += t.taps > 0 ? 1 : 0;
+      }
+    }
+  }
+  /// Which box has the kernel's tap k, and as which of its taps.
+  struct Place {
+    int read = -1, tap = 0;
+  };
+  TAPEDECK_HD Place place_of(int k) const {
+    for (int i = 0; i < phases * reads; ++i) {
+      const BoxTaps& t = of[i];
+      const int each = t.tap_step < 0 ? -t.tap_step : t.tap_step,
+                from = t.tap_step < 0 ? t.tap - k : k - t.tap;
+      if (from < 0 || from > (t.taps - 1) * each) continue;
+      const int j = each == 1 ? from : from / each;
+      if (j * each == from) return {i, j};
+    }
+    return {};
   }
 };
 
@@ -97,15 +132,51 @@ inline BoxAxis plain_box_axis(const ConvAxis& a) {
   const std::int64_t common = ConvAxis::gcd(a.stride, a.dilation), tap_step = a.stride / common;
   for (std::int64_t k = 0; k < std::min(a.kernel, tap_step); ++k) {
     const std::int64_t at = k * a.dilation - a.padding, pixel = ConvAxis::floor_div(at, a.stride);
-    BoxTaps& t = b.of[b.planes++];
+    BoxTaps& t = b.of[b.planes];
     t.taps = static_cast<int>((a.kernel - k + tap_step - 1) / tap_step);
     t.tap = static_cast<int>(k), t.tap_step = static_cast<int>(tap_step);
     t.origin = static_cast<int>(pixel), t.shift = static_cast<int>(a.dilation / common);
-    t.remainder = static_cast<int>(at - pixel * a.stride);
+    t.plane = b.planes++, t.remainder = static_cast<int>(at - pixel * a.stride);
     if (t.remainder >= a.out) t.remainder = 0, t.origin = kFarOutside;  // a plane without pixels
   }
+  b.reads = b.planes;
   return b;
 }
+
+/// Gives each tap a box of its own, if there is room; returns whether that is new.
+inline bool split_taps(BoxAxis& b) {
+  int reads = 0, most = 0;
+  for (int i = 0; i < b.phases; ++i) {
+    int taps = 0;
+    for (int r = 0; r < b.reads; ++r) {
+      taps += b.of[i * b.reads + r].taps;
+      most = std::max(most, b.of[i * b.reads + r].taps);
+    }
+    reads = std::max(reads, taps);
+  }
+  if (most <= 1 || b.phases * reads > kMaxReads) return false;
+  BoxAxis all = b;
+  all.reads = reads;
+  std::fill(all.of, all.of + kMaxReads, BoxTaps{});
+  for (int i = 0; i < b.phases; ++i) {
+    BoxTaps* to = all.of + i * reads;
+    for (int r = 0; r < b.reads; ++r) {
+      const BoxTaps& from = b.of[i * b.reads + r];
+      for (int j = 0; j < from.taps; ++j) {
+        BoxTaps& t = *to++;
+        t = from;
+        t.taps = 1, t.tap += j * from.tap_step, t.tap_step = 1;
+        if (from.origin != kFarOutside) t.origin += j * from.shift;
+        t.shift = 1;
+      }
+    }
+  }
+  b = all;
+  return true;
+}
+
+/// Which taps have boxes of their own: none that can share, those of different columns, or each.
+enum class BoxSplit { none, columns, taps };
 
 /// Which positions of an image are a plane's on an axis: `remainder`, remainder + step, ...
 struct PlaneAxis {
@@ -145,7 +216,8 @@ struct BoxPlace {
 struct BoxPlan {
   BoxPlan() = default;
   /// `join`: whether both phases of columns share tiles, where there are two.
-  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, bool join = false)
+  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, bool join = false,
+          BoxSplit wanted = BoxSplit::none)
       : n(static_cast<int>(g.n)),
         groups(static_cast<int>(g.groups)),
         from_channels(static_cast<int>(transposed ? g.group_ci() : g.group_co())),
@@ -160,14 +232,13 @@ struct BoxPlan {
     if (join && w.phases == 2) {
       join_phases(w);
       joined = 2;
+    } else if (wanted != BoxSplit::none) {
+      const bool columns = split_taps(w), rows = wanted == BoxSplit::taps && split_taps(h);
+      if (columns || rows) split = rows ? BoxSplit::taps : BoxSplit::columns;
     }
-    for (int i = 0; i < pairs_h(); ++i) {
-      for (int j = 0; j < pairs_w(); ++j) {
-        weight_begin[i * pairs_w() + j] = weights;
-        weights += taps(i, j) * chunks;
-      }
-    }
-    by_chunks = Divider(std::max(1, chunks)), by_pairs_w = Divider(std::max(1, pairs_w()));
+    h.count_reads(), w.count_reads();
+    weights = h.taps * w.taps * chunks;
+    by_chunks = Divider(std::max(1, chunks));
     by_phases_w = Divider(std::max(1, phases_w())), by_phases = Divider(std::max(1, phases()));
   }
 
@@ -175,48 +246,46 @@ struct BoxPlan {
   TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
   TAPEDECK_HD int phases_w() const { return w.phases / joined; }
   TAPEDECK_HD int planes() const { return h.planes * w.planes; }
-  // Pairs of BoxTaps of the axes.
-  TAPEDECK_HD int pairs_h() const { return h.phases * h.planes; }
-  TAPEDECK_HD int pairs_w() const { return w.phases * w.planes; }
   TAPEDECK_HD int taps(int i, int j) const { return h.of[i].taps * w.of[j].taps; }
 
-  /// Boxes that tiles of a phase read: [plane][chunk of channels].
+  /// Boxes that tiles of a phase read: [row of these][column][chunk of channels].
   TAPEDECK_HD int boxes(int phase) const {
-    return has_boxes(phase / phases_w(), phase % phases_w()) ? planes() * chunks : 0;
+    const int i = by_phases_w.divide(phase), j = by_phases_w.modulo(phase, i);
+    return h.of_phase[i] * columns_of_boxes(j) * chunks;
   }
-  /// (i, j): the phase of rows, and the first phase of columns.
-  TAPEDECK_HD bool has_boxes(int i, int j) const {
-    return planes() > 1 || taps(i, j) > 0 || (joined == 2 && taps(i, j + 1) > 0);
-  }
-  /// Where box `index` of a phase is: its taps are (i, j), of joined phases also (i, j + 1).
+  /// A phase's box: its taps are h.of[i] and w.of[j], of joined phases also w.of[j + 1]. Of a row of these j
+  /// goes from `first` to `end`.
   struct Box {
-    int i, j, chunk;
+    int i, j, chunk, first, end;
   };
   TAPEDECK_HD Box box_of(int phase, int index) const {
-    const int plane = by_chunks.divide(index), chunk = by_chunks.modulo(index, plane);
-    const Divider& columns = planes() == 1 ? by_phases_w : by_pairs_w;
-    const int pair = planes() == 1 ? phase : plane, i = columns.divide(pair);
-    return {i, columns.modulo(pair, i), chunk};
+    const int of_h = by_phases_w.divide(phase), of_w = by_phases_w.modulo(phase, of_h),
+              first = of_w * joined * w.reads, columns = columns_of_boxes(of_w);
+    Box box{of_h * h.reads, first, 0, first, first + columns};
+    if (index == 0) return box;  // where no tile is split: a division is slow between tiles
+    const int pair = by_chunks.divide(index), row = pair / columns;
+    box.i += row, box.j += pair - row * columns, box.chunk = by_chunks.modulo(index, pair);
+    return box;
+  }
+  /// Makes it the phase's next one, after which there may be none.
+  TAPEDECK_HD void advance(Box& box) const {
+    if (++box.chunk < chunks) return;
+    box.chunk = 0;
+    if (++box.j < box.end) return;
+    box.j = box.first, ++box.i;
   }
   /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
   TAPEDECK_HD int weight_of_taps(int i, int j, int chunk) const {
-    return weight_begin[i * pairs_w() + j] + chunk * taps(i, j);
+    return (h.of[i].before * w.taps + h.of[i].taps * w.of[j].before) * chunks + chunk * taps(i, j);
   }
   /// Which of `weights` holds vector v of channels at a tap; -1 if no result sees it.
   TAPEDECK_HD int weight_of(int kh, int kw, int v) const {
-    for (int i = 0; i < pairs_h(); ++i) {
-      const int a = tap_of(h.of[i], kh);
-      if (a < 0) continue;
-      for (int j = 0; j < pairs_w(); ++j) {
-        const int b = tap_of(w.of[j], kw);
-        if (b < 0) continue;
-        return weight_of_taps(i, j, v / kVectors) + a * w.of[j].taps + b;
-      }
-    }
-    return -1;
+    const BoxAxis::Place a = h.place_of(kh), b = w.place_of(kw);
+    if (a.read < 0 || b.read < 0) return -1;
+    return weight_of_taps(a.read, b.read, v / kVectors) + a.tap * w.of[b.read].taps + b.tap;
   }
-  PlaneAxis plane_h(int i) const { return {from_h, h.step, h.of[i].remainder}; }
-  PlaneAxis plane_w(int j) const { return {from_w, w.step, w.of[j].remainder}; }
+  PlaneAxis plane_h(int i) const { return {from_h, h.step, remainder_of(h, i)}; }
+  PlaneAxis plane_w(int j) const { return {from_w, w.step, remainder_of(w, j)}; }
   /// Steps of 32 bytes that have channels, of a chunk.
   TAPEDECK_HD int steps(int chunk) const {
     const int left = vectors - chunk * kVectors;
@@ -229,13 +298,21 @@ struct BoxPlan {
   int vectors = 0, chunks = 0;  // of a group's channels; chunks of kPixelBytes
   BoxAxis h, w;
   int joined = 1;  // phases of columns in a tile
-  Divider by_chunks, by_pairs_w, by_phases_w, by_phases;
-  int weights = 0, weight_begin[kMaxPhases * kMaxPhases] = {};
+  BoxSplit split = BoxSplit::none;
+  Divider by_chunks, by_phases_w, by_phases;
+  int weights = 0;  // of a group: blocks of a tap and a chunk
 
  private:
-  TAPEDECK_HD static int tap_of(const BoxTaps& t, int k) {
-    const int from = k - t.tap, j = from / t.tap_step;
-    return j >= 0 && j < t.taps && from == j * t.tap_step ? j : -1;
+  /// Boxes along rows that tiles of a phase of columns, or of joined phases, read.
+  TAPEDECK_HD int columns_of_boxes(int j) const {
+    if (joined == 1) return w.of_phase[j];
+    const int a = w.of_phase[2 * j], b = w.of_phase[2 * j + 1];
+    return a > b ? a : b;
+  }
+  static int remainder_of(const BoxAxis& axis, int plane) {
+    for (const BoxTaps& t : axis.of)
+      if (t.taps > 0 && t.plane == plane) return t.remainder;
+    return 0;
   }
 };
 

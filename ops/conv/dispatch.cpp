@@ -26,8 +26,8 @@ namespace {
 constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,  ConvAlgorithm::windows,
     ConvAlgorithm::winograd,  ConvAlgorithm::matrix,    ConvAlgorithm::columns, ConvAlgorithm::depthwise,
-    ConvAlgorithm::direct,    ConvAlgorithm::strip,     ConvAlgorithm::simt,    ConvAlgorithm::tensor,
-    ConvAlgorithm::wgmma,     ConvAlgorithm::boxes,     ConvAlgorithm::halves};
+    ConvAlgorithm::direct,    ConvAlgorithm::thin,      ConvAlgorithm::strip,   ConvAlgorithm::simt,
+    ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,     ConvAlgorithm::boxes,   ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvAlgorithm> forced_here;
@@ -57,6 +57,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "depthwise";
     case ConvAlgorithm::direct:
       return "direct";
+    case ConvAlgorithm::thin:
+      return "thin";
     case ConvAlgorithm::strip:
       return "strip";
     case ConvAlgorithm::simt:

@@ -22,6 +22,7 @@
 #include <tapedeck/ops/conv/matrix.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
+#include <tapedeck/ops/conv/thin_products.cuh>
 
 namespace tapedeck::cu {
 
@@ -36,7 +37,8 @@ struct Choice {
 };
 
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
-    kThin{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
+    kThin{ConvAlgorithm::thin, "y has few channels"},
+    kThinDirect{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
     kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},
     kNoImages{ConvAlgorithm::reference, "no images"},
     kNoTiles{ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
@@ -46,7 +48,8 @@ struct Offer {
   Offer(const ConvCall& c, DType dtype, Layout x, Layout y, bool has_wgmma)
       : tiles(conv_gemm::fits(c.g)), wgmma(has_wgmma), matrix(matrix_fits(c.g)) {
     const ConvTranspose2dGeometry& g = c.g;
-    // Strips take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than others have.
+    // Strips and thin products take up to 227 KB of a multiprocessor's shared memory: Hopper's, and more than
+    // others have.
     const bool strips = has_wgmma && x == y;
     if (c.pass == ConvPass::weight_gradient) {
       direct = direct_weight_grad_fits(g);
@@ -54,6 +57,7 @@ struct Offer {
       depthwise = depthwise_weight_grad_fits(g, x, y, dtype) ||
                   depthwise_channels_last_weight_grad_fits(g, dtype, x, y);
       if (strips) strip = strip_weight_grad_effort(g, dtype, x);
+      thin_products = strips && thin_products_weight_grad_fit(g, dtype, x);
     } else {
       const bool transposed = c.pass == ConvPass::forward;
       const Layout from = transposed ? x : y, to = transposed ? y : x;
@@ -63,6 +67,7 @@ struct Offer {
       depthwise =
           depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to);
       if (strips) strip = strip_effort(g, transposed, dtype, x);
+      thin_products = strips && thin_products_fit(g, transposed, dtype, x);
     }
   }
   bool has(ConvAlgorithm a) const {
@@ -82,12 +87,15 @@ struct Offer {
         return depthwise;
       case ConvAlgorithm::strip:
         return strip.has_value();
+      case ConvAlgorithm::thin:
+        return thin_products;
       default:
         return a == ConvAlgorithm::reference;
     }
   }
   bool tiles, wgmma;                                      // products of these; by Hopper's instructions, too
   bool matrix, columns = false, direct, thin, depthwise;  // thin: as direct
+  bool thin_products = false;
   std::optional<StripEffort> strip;
 };
 
@@ -128,7 +136,8 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offe
   const ConvTranspose2dGeometry& g = c.g;
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
   if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
-  if (offer.thin) return kThin;
+  if (offer.thin_products) return kThin;
+  if (offer.thin) return kThinDirect;
   if (g.n == 0) return kNoImages;
   if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;
   if (dtype == DType::float64) return choose_for_float64(c, offer);
@@ -168,7 +177,11 @@ Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype
                     [&] { return choose(g, pass, dtype, x, y, has_wgmma); });
 }
 Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y) {
-  return known_choice(g, pass, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
+  const Choice c = known_choice(g, pass, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
+  // Thin products have whole vectors of x, which a view may begin beside.
+  if (c.algorithm == ConvAlgorithm::thin && reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0)
+    return {ConvAlgorithm::tensor, "x does not begin at a multiple of 16 bytes"};
+  return c;
 }
 
 /// Calls f with the Math of a tensor's type.
@@ -236,6 +249,7 @@ struct Variants {
       if (thin_weight_grad_fits(g, dtype, layout, layout)) variant = "thin";
       splits = direct_weight_grad_splits(g, dtype, layout, layout);
     }
+    if (c.algorithm == ConvAlgorithm::thin) splits = thin_products_weight_grad_splits(g, dtype, layout);
     if (c.algorithm == ConvAlgorithm::strip) {
       if (strip_weight_grad_rows_effort(g, dtype, layout)) variant = "rows of y read once";
       splits = strip_weight_grad_splits(g, dtype, layout);
@@ -286,6 +300,10 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
       rectified = true;
       return columns(g, true, x, w, bias, y, negative_slope);
     }
+    if (algorithm == ConvAlgorithm::thin) {
+      rectified = true;
+      return thin_products(g, true, x, w, bias, y, negative_slope);
+    }
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last(g, true, x, w, bias, y)
                                         : depthwise(g, true, x, w, bias, y);
@@ -321,6 +339,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
       rectified = true;
       return columns(g, false, y, w, bias, x, negative_slope);
     }
+    if (algorithm == ConvAlgorithm::thin) {
+      rectified = true;
+      return thin_products(g, false, y, w, bias, x, negative_slope);
+    }
     if (algorithm == ConvAlgorithm::depthwise) {
       return y.layout() == Layout::nhwc ? depthwise_channels_last(g, false, y, w, bias, x)
                                         : depthwise(g, false, y, w, bias, x);
@@ -345,6 +367,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::thin) return thin_products_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last_weight_grad(g, x, y, w)
                                         : depthwise_weight_grad(g, x, y, w);

@@ -30,17 +30,19 @@
 //   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
+//   thin         y has 1 to 4 channels, and all products with a pixel of x are few: tensor cores make them, x
+//                is read or written once (thin_products.cu). 16-bit types, and TF32 with channels last.
 //   columns      few channels of the result, float32 and float64: matrix products with all taps by cuBLASLt,
 //                which are added up then (columns.cu); not the weight's gradient.
-// What matrix products of little work, depthwise kernels of groups of one channel, and direct ones of thin
-// layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct, depthwise and
-// columns are estimated (gpu_estimate.h); float64 takes direct or simt.
+// What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones
+// of some thin layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct,
+// depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt.
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`
 // and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`, `columns`,
-// `depthwise`, `direct`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does not
-// have, or what cannot compute a call, counts as `automatic`.
+// `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does
+// not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <optional>
@@ -62,6 +64,7 @@ enum class ConvAlgorithm : std::uint8_t {
   columns,
   depthwise,
   direct,
+  thin,
   strip,
   simt,
   tensor,

@@ -92,11 +92,11 @@ struct BoxKernel {
 #pragma unroll 1
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
       const TileAt tile(call, t);
+      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
-      for (int b = tile.begin; b < tile.end; ++b, at.advance(call.box_stages)) {
-        const BoxPlan::Box box = p.box_of(tile.phase, b);
+      for (int b = tile.begin; b < tile.end; ++b, p.advance(box), at.advance(call.box_stages)) {
         const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
-        const CUtensorMap& map = call.maps[p.planes() == 1 ? 0 : b / p.chunks];
+        const CUtensorMap& map = call.maps[h.plane * p.w.planes + w.plane];
         if (at.turn > 0) barriers.empty_box[at.stage].wait((at.turn - 1) & 1);
         Barrier& full = barriers.full_box[at.stage];
         full.arrive_and_expect(kParts * bytes);
@@ -120,9 +120,9 @@ struct BoxKernel {
 #pragma unroll 1
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
       const TileAt tile(call, t);
+      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
-      for (int b = tile.begin; b < tile.end; ++b) {
-        const BoxPlan::Box box = p.box_of(tile.phase, b);
+      for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
 #pragma unroll 1
         for (int j = box.j; j < box.j + kJoined; ++j) {
           const int taps = p.taps(box.i, j);
@@ -174,9 +174,9 @@ struct BoxKernel {
         has_products_[k] = false;
         if constexpr (kParts > 1) clear(sums[k]);
       }
+      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
-      for (int b = tile.begin; b < tile.end; ++b) {
-        const BoxPlan::Box box = p.box_of(tile.phase, b);
+      for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
         const int steps = p.steps(box.chunk);
         boxes_.wait();
         for_joined([&]<int kPhase>() {

@@ -18,31 +18,42 @@ struct WeightStrides {
   int from, to, kernel_h, kernel_w;  // between channels of `from`, of `to`; taps are neighbours
 };
 
+/// What tells a thread its part of packed weights.
+struct WeightVectors {
+  WeightVectors(const BoxPlan& p, const WeightStrides& strides, int padded)
+      : to_is_near(strides.to < strides.from),
+        channels(padded),
+        count(std::int64_t{strides.kernel_h} * strides.kernel_w * p.chunks * kVectors * padded),
+        by_taps(strides.kernel_h * strides.kernel_w),
+        by_kernel_w(strides.kernel_w),
+        by_near(to_is_near ? padded : p.chunks * kVectors) {}
+  bool to_is_near;
+  int channels;        // of `to`, padded
+  std::int64_t count;  // of a group
+  Divider by_taps, by_kernel_w, by_near;
+};
+
 /// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A thread has a
 /// vector of a tap and a channel of `to`; neighbours have neighbouring weights.
 template <class Math>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
-                            const typename Math::Value* w, int blocks, int padded_channels,
-                            std::int64_t count, const unsigned* largest, uint4* packed) {
+                            const __grid_constant__ WeightVectors all, const typename Math::Value* w,
+                            int blocks, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
   await_previous();
   constexpr int kParts = Math::kOperandParts;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const unsigned taps = strides.kernel_h * strides.kernel_w, vectors = p.chunks * kVectors,
-                 channels = padded_channels;
-  const bool to_is_near = strides.to < strides.from;
-  const unsigned near = to_is_near ? channels : vectors, of_group = taps * vectors * channels;
-  const int group = static_cast<int>(i / of_group);
-  const unsigned at = static_cast<unsigned>(i - static_cast<std::int64_t>(group) * of_group);
-  const unsigned tap = at % taps, rest = at / taps, inner = rest % near, outer = rest / near;
-  const int m = static_cast<int>(to_is_near ? inner : outer),
-            v = static_cast<int>(to_is_near ? outer : inner);
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x), group = blockIdx.y;
+  if (i >= all.count) return;
+  const int rest = all.by_taps.divide(i), tap = all.by_taps.modulo(i, rest);
+  const int outer = all.by_near.divide(rest), inner = all.by_near.modulo(rest, outer);
+  const int m = all.to_is_near ? inner : outer, v = all.to_is_near ? outer : inner;
   const int of_block = m % kBlockChannels,
             channel = m - of_block + of_block % (kBlockChannels / channel_copies(p.to_channels));
+  const int kh = all.by_kernel_w.divide(tap), weight = p.weight_of(kh, all.by_kernel_w.modulo(tap, kh), v);
+  if (weight < 0) return;
   const Value* const from = w + group * strides.group +
                             static_cast<std::int64_t>(v) * kElements * strides.from +
                             static_cast<std::int64_t>(channel) * strides.to + tap;
@@ -60,12 +71,9 @@ __global__ void __launch_bounds__(kThreads)
       parts[0].values[k] = Math::prepare(value);
     }
   }
-  const int kh = static_cast<int>(tap) / strides.kernel_w,
-            weight = p.weight_of(kh, static_cast<int>(tap) - kh * strides.kernel_w, v);
-  if (weight < 0) return;
   const int block = m / kBlockChannels, row = block_row(m % kBlockChannels);
   const std::int64_t tile =
-      (static_cast<std::int64_t>(group) * p.weights + weight) * (padded_channels / kBlockChannels / blocks) +
+      (static_cast<std::int64_t>(group) * p.weights + weight) * (all.channels / kBlockChannels / blocks) +
       block / blocks;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
@@ -86,12 +94,10 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
   call.packed = reinterpret_cast<const char*>(packed.data());
   if (bytes > 0) {
-    const int padded = call.tiles_block * call.blocks * kBlockChannels;
-    const std::int64_t count =
-        std::int64_t{p.groups} * strides.kernel_h * strides.kernel_w * p.chunks * kVectors * padded;
+    const WeightVectors all(p, strides, call.tiles_block * call.blocks * kBlockChannels);
     launch_kernel("conv: pack", to.device(), pack_box_weights_kernel<Math>,
-                  grid_size("conv", ceil_div(count, kThreads)), kThreads, p, strides,
-                  static_cast<const typename Math::Value*>(w.raw()), call.blocks, padded, count,
+                  dim3(grid_size("conv", ceil_div(all.count, kThreads)), static_cast<unsigned>(p.groups)),
+                  kThreads, p, strides, all, static_cast<const typename Math::Value*>(w.raw()), call.blocks,
                   call.largest_weight, packed.data());
   }
   const BoxTile& t = call.tile;

@@ -41,6 +41,8 @@ struct BoxArguments {
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };
 
+static_assert(sizeof(BoxArguments) <= 4096);  // of a kernel
+
 /// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
 template <int kJoined>
 struct BoxTileAt {
@@ -70,7 +72,7 @@ struct BoxTileAt {
       most_columns = max(most_columns, columns[k]);
     }
     images = min(call.tile.images, p.n - image);
-    const int all = has_results() && p.has_boxes(i, j) ? p.planes() * p.chunks : 0,
+    const int all = has_results() ? p.boxes(phase) : 0,
               each = call.splits == 1 ? all : (all + call.splits - 1) / call.splits;
     begin = min(all, split * each), end = min(all, begin + each);
   }

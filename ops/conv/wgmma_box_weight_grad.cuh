@@ -8,12 +8,12 @@
 // apart: those of neighbouring taps of a row, a row of shared memory apart, so that A is read once for all,
 // or where a plane has one tap, of kAtoms boxes.
 //
-// A warpgroup has D for a block of ci and a unit, kAtoms taps of a row. A thread block has the units and
-// blocks of ci that share boxes, and a range of tiles of pixels, whose sums it writes; a last kernel adds the
-// sums of all ranges in their order (wgmma_weight_grad.cuh). Tensor cores truncate what they add: after
-// kFlush steps D is added to what is written already, in float32. Operands of two parts are multiplied three
-// times, the products of kFlushOfParts steps are added in registers, and the other warpgroup multiplies
-// meanwhile.
+// A warpgroup has D for a block of ci and a unit, kAtoms taps of a row or one less. A thread block has the
+// units and blocks of ci that share boxes, and a range of tiles of pixels, whose sums it writes; a last
+// kernel adds the sums of all ranges in their order (wgmma_weight_grad.cuh). Tensor cores truncate what they
+// add: after kFlush steps D is added to what is written already, in float32. Operands of two parts are
+// multiplied three times, the products of kFlushOfParts steps are added in registers, and the other warpgroup
+// multiplies meanwhile.
 //
 // Pixels that do not exist are zeros in x. A box of y of whole rows is read past its end at such pixels:
 // there are zeros, too.
@@ -42,13 +42,18 @@ template <class M, int kAtomsOfTile>
 struct BoxGradKernel {
   using Math = M;
   static constexpr int kParts = Math::kOperandParts;
-  static constexpr int kAtoms = kAtomsOfTile, N = 64 * kAtoms, kSums = N / 2;
+  static constexpr int kAtoms = kAtomsOfTile;
   static constexpr int kWarpgroups = grad_warpgroups(kAtoms, kParts);
   static constexpr int kConsumers = kWarpgroups * 128, kThreads = kConsumers + 128;
-  static constexpr int kFlush = 512, kFlushOfParts = 4;  // steps
+  // Steps until D is added to what is written. Results of 16 bits can do with less accuracy.
+  static constexpr int kFlush = Math::kScaled ? 512 : 2048, kFlushOfParts = 4;
+  static constexpr int kStepWords = 16 * kPixelBytes / 16;  // from a step's pixels to the next one's
   static constexpr int kMostStages = 4;
-  static constexpr bool kTakesRegisters = kParts * kSums > 128;  // from those who bring
-  static constexpr int kBehind = 4;                              // products
+  // Those who bring leave some of theirs.
+  static constexpr int kConsumerRegisters = kWarpgroups == 2   ? 232
+                                            : kWarpgroups == 3 ? 152
+                                                               : 104,
+                       kOtherRegisters = kWarpgroups == 4 ? 64 : 40;
 
   struct Barriers {
     Barrier full[kMostStages], empty[kMostStages];
@@ -94,10 +99,9 @@ struct BoxGradKernel {
     }
   }
 
-  /// What wgmma has to know of rows of 64 channels of pixels, transposed.
-  __device__ __forceinline__ static std::uint64_t pixels_descriptor(const void* shared, int atom_step) {
-    return (shared_address(shared) & 0x3ffff) >> 4 | static_cast<std::uint64_t>(atom_step >> 4) << 16 |
-           std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
+  /// What wgmma has to know of rows of 64 channels of pixels, transposed: the lower word of it (wgmma.cuh).
+  __device__ __forceinline__ static unsigned pixels_at(const void* shared, int atom_step) {
+    return (shared_address(shared) & 0x3ffff) >> 4 | static_cast<unsigned>(atom_step >> 4) << 16;
   }
 
   __device__ static void run(const BoxGradArguments& call, char* memory, Barriers& barriers) {
@@ -120,26 +124,50 @@ struct BoxGradKernel {
     __syncthreads();
     await_previous<false>();
     if (warpgroup >= kWarpgroups) {
-      if constexpr (kTakesRegisters) leave_registers<40>();
+      leave_registers<kOtherRegisters>();
       const int warp = (threadIdx.x - kConsumers) / 32;
       if (threadIdx.x % 32 == 0) bring(call, work, warp < 2, warp % 2, memory, barriers);
       return;
     }
-    if constexpr (kTakesRegisters) take_registers<232>();
+    take_registers<kConsumerRegisters>();
     if (warpgroup >= warpgroups) return;
     const int x_block = warpgroup / p.units;
     const BoxGradPlan::Unit unit = p.unit(work, warpgroup % p.units);
-    const char* const x = memory + x_block * x_bytes;
-    const char* const y = memory + p.x_blocks * x_bytes + p.place(work, unit) * kPixelBytes;
-    const int atom_step = p.atom_step(work) * kPixelBytes;
+    const unsigned x = pixels_at(memory + x_block * x_bytes, 0),
+                   y = pixels_at(memory + p.x_blocks * x_bytes + p.place(work, unit) * kPixelBytes,
+                                 p.atom_step(work) * kPixelBytes);
+    const auto multiply = [&]<int kUnit>() {
+      if constexpr (kParts == 1) {
+        multiply_tiles<kUnit>(call, work, x_block, unit, x, y, barriers);
+      } else {
+        multiply_tiles_of_parts<kUnit>(call, work, x_block, unit, x, y, barriers);
+      }
+    };
+    if constexpr (kAtoms > 1) {
+      if (p.is_narrow(unit)) return multiply.template operator()<kAtoms - 1>();
+    }
+    multiply.template operator()<kAtoms>();
+  }
 
-    if constexpr (kParts > 1) return run_parts(call, work, x_block, unit, x, y, atom_step, barriers);
+  /// The sums of a unit of kUnit atoms.
+  ///
+  /// A warp has little time for a step: four warpgroups' products of two atoms take 64 clocks each. With a
+  /// wait and descriptors for each, 49 instructions, tensor cores were busy for 59% of the time (big,
+  /// bfloat16); so four steps are a group, whose descriptors differ by constants.
+  template <int kUnit>
+  __device__ static void multiply_tiles(const BoxGradArguments& call, const Work& work, int x_block,
+                                        const BoxGradPlan::Unit& unit, unsigned x, unsigned y,
+                                        Barriers& barriers) {
+    const BoxGradPlan& p = call.plan;
     const int tiles_at_once = max(1, kFlush / (p.tile.segments * p.tile.steps));
+    const int stage_words = p.stage_bytes() / 16, segments = p.tile.segments, steps = p.tile.steps,
+              next_x = p.tile.x.pitch * (kPixelBytes / 16) - steps * kStepWords,
+              next_y = p.tile.y.pitch * (kPixelBytes / 16) - steps * kStepWords;
     int stage = 0;
     unsigned turn = 0;
 #pragma unroll 1
     for (int first = work.begin; first < work.end; first += tiles_at_once) {
-      float sums[kSums];
+      float sums[32 * kUnit];
 #pragma unroll
       for (float& s : sums) s = 0;
       const int last = min(work.end, first + tiles_at_once);
@@ -148,29 +176,27 @@ struct BoxGradKernel {
 #pragma unroll 1
       for (int t = first; t < last; ++t) {
         barriers.full[stage].wait(turn & 1);
-        std::uint64_t a = pixels_descriptor(x + stage * stage_bytes, 0),
-                      b = pixels_descriptor(y + stage * stage_bytes, atom_step);
-        // Each product is a group. When as many as kBehind of this stage are queued, the one before may be
-        // left.
-        int queued = 0;
-#pragma unroll 1
-        for (int segment = 0; segment < p.tile.segments; ++segment) {
-#pragma unroll 1
-          for (int s = 0; s < p.tile.steps; ++s, keep = true) {
-            wgmma_fence();
-            wgmma_transposed<Math, N>(sums, a + s * kPixelBytes, b + s * kPixelBytes, keep);
-            wgmma_commit();
-            if (++queued == kBehind && before >= 0) {
-              wgmma_wait<kBehind>();
-              leave(barriers.empty[before]);
-              before = -1;
-            }
+        unsigned a = x + stage * stage_words, b = y + stage * stage_words;
+        const auto multiply_steps = [&]<int kSteps>() {
+          const unsigned from_a = uniform(a), from_b = uniform(b);
+          wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < kSteps; ++s)
+            wgmma_transposed<Math, 64 * kUnit>(sums, descriptor(from_a + s * kStepWords),
+                                               descriptor(from_b + s * kStepWords), s > 0 || keep);
+          wgmma_commit();
+          keep = true;
+          a += kSteps * kStepWords, b += kSteps * kStepWords;
+          if (before >= 0) {  // its last group is done when this stage's first is all that is queued
+            wgmma_wait<1>();
+            leave(barriers.empty[before]);
+            before = -1;
           }
-          a += p.tile.x.pitch * (kPixelBytes / 16), b += p.tile.y.pitch * (kPixelBytes / 16);
-        }
-        if (before >= 0) {
-          wgmma_wait<1>();
-          leave(barriers.empty[before]);
+        };
+#pragma unroll 1
+        for (int segment = 0; segment < segments; ++segment, a += next_x, b += next_y) {
+#pragma unroll 1
+          for (int left = steps; left > 0; left -= 4) for_steps(left, multiply_steps);
         }
         before = stage;
         if (++stage == call.stages) stage = 0, ++turn;
@@ -178,20 +204,22 @@ struct BoxGradKernel {
       wgmma_wait<0>();
       pin(sums);
       leave(barriers.empty[before]);
-      add(call, work, x_block, unit, sums, first > work.begin);
+      add<kUnit>(call, work, x_block, unit, sums, first > work.begin);
     }
   }
 
   /// The same with operands of two parts.
-  __device__ static void run_parts(const BoxGradArguments& call, const Work& work, int x_block,
-                                   const BoxGradPlan::Unit& unit, const char* x, const char* y, int atom_step,
-                                   Barriers& barriers) {
+  template <int kUnit>
+  __device__ static void multiply_tiles_of_parts(const BoxGradArguments& call, const Work& work, int x_block,
+                                                 const BoxGradPlan::Unit& unit, unsigned x, unsigned y,
+                                                 Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
-    const int next = p.part_bytes() / 16, steps = p.tile.segments * p.tile.steps;
-    const int next_segment_a = p.tile.x.pitch * (kPixelBytes / 16) - p.tile.steps * kPixelBytes,
-              next_segment_b = p.tile.y.pitch * (kPixelBytes / 16) - p.tile.steps * kPixelBytes;
+    const int next = p.part_bytes() / 16, steps = p.tile.segments * p.tile.steps,
+              stage_words = p.stage_bytes() / 16;
+    const int next_segment_a = p.tile.x.pitch * (kPixelBytes / 16) - p.tile.steps * kStepWords,
+              next_segment_b = p.tile.y.pitch * (kPixelBytes / 16) - p.tile.steps * kStepWords;
     static_assert(kFlushOfParts == 4);
-    float sums[kSums], some[kSums];
+    float sums[32 * kUnit], some[32 * kUnit];
 #pragma unroll
     for (float& s : sums) s = 0;
     int stage = 0;
@@ -199,52 +227,43 @@ struct BoxGradKernel {
 #pragma unroll 1
     for (int t = work.begin; t < work.end; ++t) {
       barriers.full[stage].wait(turn & 1);
-      std::uint64_t a = pixels_descriptor(x + stage * p.stage_bytes(), 0),
-                    b = pixels_descriptor(y + stage * p.stage_bytes(), atom_step);
+      unsigned a = x + stage * stage_words, b = y + stage * stage_words;
       int of_segment = 0;
       const auto multiply_steps = [&]<int kSteps>() {
-        std::uint64_t at_a[kSteps], at_b[kSteps];
+        unsigned at_a[kSteps], at_b[kSteps];
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          at_a[s] = a, at_b[s] = b;
+          at_a[s] = uniform(a), at_b[s] = uniform(b);
           const bool last = ++of_segment == p.tile.steps;
-          a += kPixelBytes + (last ? next_segment_a : 0), b += kPixelBytes + (last ? next_segment_b : 0);
+          a += kStepWords + (last ? next_segment_a : 0), b += kStepWords + (last ? next_segment_b : 0);
           if (last) of_segment = 0;
         }
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          wgmma_transposed<Math, N>(some, at_a[s] + next, at_b[s], s > 0);
-          wgmma_transposed<Math, N>(some, at_a[s], at_b[s] + next, true);
-          wgmma_transposed<Math, N>(some, at_a[s], at_b[s], true);
+          constexpr int N = 64 * kUnit;
+          wgmma_transposed<Math, N>(some, descriptor(at_a[s] + next), descriptor(at_b[s]), s > 0);
+          wgmma_transposed<Math, N>(some, descriptor(at_a[s]), descriptor(at_b[s] + next), true);
+          wgmma_transposed<Math, N>(some, descriptor(at_a[s]), descriptor(at_b[s]), true);
         }
         wgmma_commit();
         wgmma_wait<0>();
         pin(some);
 #pragma unroll
-        for (int k = 0; k < kSums; ++k) sums[k] += some[k];
+        for (int k = 0; k < 32 * kUnit; ++k) sums[k] += some[k];
       };
 #pragma unroll 1
-      for (int left = steps; left > 0; left -= kFlushOfParts) {
-        if (left >= 4) {
-          multiply_steps.template operator()<4>();
-        } else if (left == 3) {
-          multiply_steps.template operator()<3>();
-        } else if (left == 2) {
-          multiply_steps.template operator()<2>();
-        } else {
-          multiply_steps.template operator()<1>();
-        }
-      }
+      for (int left = steps; left > 0; left -= kFlushOfParts) for_steps(left, multiply_steps);
       leave(barriers.empty[stage]);
       if (++stage == call.stages) stage = 0, ++turn;
     }
-    add(call, work, x_block, unit, sums, false);
+    add<kUnit>(call, work, x_block, unit, sums, false);
   }
 
   /// Writes sums, or adds them to those that are there.
+  template <int kUnit>
   __device__ static void add(const BoxGradArguments& call, const Work& work, int x_block,
-                             const BoxGradPlan::Unit& unit, const float (&sums)[kSums], bool adds) {
+                             const BoxGradPlan::Unit& unit, const float (&sums)[32 * kUnit], bool adds) {
     const BoxGradPlan& p = call.plan;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int ci = (work.x_block + x_block) * kBlockChannels + warp * 16 + lane / 4;
@@ -259,22 +278,49 @@ struct BoxGradKernel {
       }
     }();
 #pragma unroll
-    for (int atom = 0; atom < kAtoms; ++atom) {
+    for (int atom = 0; atom < kUnit; ++atom) {
       const BoxGradPlan::Atom at = p.atom(work, unit, atom);
       if (!at.exists) continue;
       const std::int64_t tap = at.kh * call.kernel_w + at.kw;
+      const int first = at.y_block * kBlockChannels + lane % 4 * 2;
+      float* to = part + (tap * call.y_channels + first) * call.ci;
+      asm volatile(""
+                   : "+l"(to));  // or all addresses are computed before products, and kept meanwhile
+                                 // Several at a time: what is there is loaded before anything is stored.
+      constexpr int kAtOnce = kWarpgroups == 4 ? 8 : 16;
 #pragma unroll
-      for (int k = 0; k < 32; ++k) {
-        const int co = at.y_block * kBlockChannels + k / 4 * 8 + lane % 4 * 2 + k % 2, row = k / 2 % 2 * 8;
-        if (co >= call.co || ci + row >= call.ci) continue;
-        float* const to = part + (tap * call.y_channels + co) * call.ci + row;
-        const float sum = unscaled(sums[atom * 32 + k]);
-        *to = adds ? *to + sum : sum;
+      for (int begin = 0; begin < 32; begin += kAtOnce, to += 2 * kAtOnce * call.ci) {
+        const auto for_each = [&](const auto& f) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int co = i / 4 * 8 + i % 2, row = i / 2 % 2 * 8;
+            if (first + begin * 2 + co < call.co && ci + row < call.ci) f(i, to + co * call.ci + row);
+          }
+        };
+        float there[kAtOnce] = {};
+        if (adds) for_each([&](int i, const float* from) { there[i] = *from; });
+        for_each([&](int i, float* result) {
+          const float sum = unscaled(sums[atom * 32 + begin + i]);
+          *result = adds ? there[i] + sum : sum;
+        });
       }
     }
   }
 
  private:
+  /// f for the next four steps, or as many as are left.
+  template <class F>
+  __device__ __forceinline__ static void for_steps(int left, const F& f) {
+    if (left >= 4) {
+      f.template operator()<4>();
+    } else if (left == 3) {
+      f.template operator()<3>();
+    } else if (left == 2) {
+      f.template operator()<2>();
+    } else {
+      f.template operator()<1>();
+    }
+  }
   __device__ __forceinline__ static void leave(Barrier& barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier.arrive();
@@ -361,6 +407,7 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   WgmmaWeightGradArguments sum{};
   sum.parts = call.parts;
   sum.groups = call.groups, sum.ci = call.ci, sum.co = call.co, sum.taps = taps;
+  sum.by_taps = Divider(taps);
   sum.y_channels = call.y_channels, sum.rows = call.rows, sum.splits = splits;
   sum_weight_grads<typename Math::Value>(sum, w);
   return true;

@@ -25,6 +25,7 @@
 #include <algorithm>
 
 #include <tapedeck/ops/conv/windows_choice.h>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
@@ -167,6 +168,7 @@ struct WgmmaMap {
     const Plan& p = call.plan;
     if (threadIdx.x == 0) initialise<Tile>(shared.ring);
     __syncthreads();
+    await_previous<false>();
     const int tiles = call.tiles * call.splits;
     RingPosition<Tile> at;
     if (threadIdx.x >= kConsumers) {
@@ -296,6 +298,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
+  await_previous();
   std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const PackedWeight at = packed_weight(p, i);
@@ -323,20 +326,19 @@ template <class Tile>
 void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to) {
   using K = WgmmaMap<Tile>;
   const Plan& p = call.plan;
-  const cudaStream_t stream = stream_of(to.device());
   call.tiles_n = static_cast<int>(ceil_div(p.to_channels, Tile::BN));
   const std::int64_t bytes = static_cast<std::int64_t>(p.groups) * p.chunks * call.tiles_n * Tile::kBBytes;
   const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
   call.packed = packed.data();
   if (bytes > 0) {
     if (p.packed_has_holes(call.tiles_n * Tile::BN)) {
-      check_cuda(cudaMemsetAsync(packed.data(), 0, static_cast<std::size_t>(bytes), stream),
+      check_cuda(cudaMemsetAsync(packed.data(), 0, static_cast<std::size_t>(bytes), stream_of(to.device())),
                  "cudaMemsetAsync");
     }
     const std::int64_t vectors = packed_weights(p);
-    wgmma_pack_kernel<Tile><<<grid_size("conv", ceil_div(vectors, kThreads)), kThreads, 0, stream>>>(
-        p, vectors, static_cast<const typename Tile::Math::Element*>(w.raw()), call.tiles_n, packed.data());
-    check_launch("conv: pack");
+    launch_kernel("conv: pack", to.device(), wgmma_pack_kernel<Tile>,
+                  grid_size("conv", ceil_div(vectors, kThreads)), kThreads, p, vectors,
+                  static_cast<const typename Tile::Math::Element*>(w.raw()), call.tiles_n, packed.data());
   }
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
   call.tiles_m = static_cast<int>(ceil_div(p.most_rows(), K::BM));
@@ -347,12 +349,11 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
                                call.splits > 1 ? call.splits * tiles * Tile::kSums * Tile::kConsumers : 1);
   call.parts = parts.data();
   const std::int64_t blocks = std::min<std::int64_t>(multiprocessors(to.device()), tiles * call.splits);
-  wgmma_map_kernel<K><<<grid_size("conv", blocks), Tile::kThreads, K::kSharedBytes, stream>>>(call);
-  check_launch("conv: map");
+  launch_kernel_with_shared("conv: map", to.device(), wgmma_map_kernel<K>, grid_size("conv", blocks),
+                            Tile::kThreads, K::kSharedBytes, call);
   if (call.splits > 1) {
-    add_parts_kernel<K>
-        <<<dim3(grid_size("conv", tiles), Tile::kSums / 4), Tile::kConsumers, 0, stream>>>(call);
-    check_launch("conv: sum of parts");
+    launch_kernel("conv: sum of parts", to.device(), add_parts_kernel<K>,
+                  dim3(grid_size("conv", tiles), Tile::kSums / 4), Tile::kConsumers, call);
   }
 }
 

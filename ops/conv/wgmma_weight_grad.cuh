@@ -39,6 +39,7 @@ struct WgmmaWeightGradArguments {
   int rows, tiles_m, tiles_n;  // of C
   std::int64_t pixels;
   Divider plane, width;  // by pixels of an image of x, of its rows
+  Divider by_taps;
   int chunks, split_chunks, splits;
   bool lanes_are_pixels;  // neighbouring elements of x are pixels; otherwise channels
 };
@@ -173,6 +174,7 @@ struct WgmmaWeightGrad {
     if (threadIdx.x == 0) initialise<Tile>(shared.ring);
     RingPosition<Tile> at;
     __syncthreads();
+    await_previous<false>();
     if (threadIdx.x >= kConsumers) {
       leave_registers<Tile::kProducerRegisters>();
       Loader a(call, static_cast<const Element*>(call.y) + static_cast<std::int64_t>(group) * call.y_channels,
@@ -217,6 +219,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
+  await_previous();
   int v, n;
   if (call.lanes_are_pixels) {
     v = threadIdx.x % kVectors, n = threadIdx.x / kVectors;
@@ -248,54 +251,88 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline constexpr int kSumLanes = 32;
+inline constexpr int kSumChannels = 32, kSumThreads = 256;
 
-/// w = the sum of the parts. A block has 32 channels of x and 32 / kShares neighbours of w's (channel of y,
-/// tap): it reads along the former and writes along the latter. Each of kShares threads adds every kShares-th
-/// part of a result, and one adds the shares, in a fixed order.
+/// w = the sum of the parts. A block has 32 channels of x and kColumns neighbours of w's (channel of y, tap):
+/// it reads along the former, four at once, and writes along the latter. Each of kShares threads adds every
+/// kShares-th part of four results, and one adds the shares, in a fixed order.
 template <class T, int kShares>
-__global__ void __launch_bounds__(kSumLanes* kSumLanes)
+__global__ void __launch_bounds__(kSumThreads)
     sum_weight_grads_kernel(const __grid_constant__ WgmmaWeightGradArguments call, T* w) {
-  constexpr int kColumns = kSumLanes / kShares;
+  constexpr int kFours = kSumChannels / 4, kAtOnce = kSumThreads / kFours / kShares;  // columns
+  constexpr int kPasses = kShares == 1 ? 2 : 1, kColumns = kPasses * kAtOnce;
+  constexpr int kWritten = kShares == 1 ? 2 : 1;  // neighbours that a thread writes
   await_previous();
-  __shared__ float sums[kShares][kColumns][kSumLanes + 1];
-  const int lane = threadIdx.x % kSumLanes, row = threadIdx.x / kSumLanes;
-  const int first_ci = blockIdx.y * kSumLanes, first = blockIdx.x * kColumns, group = blockIdx.z;
+  __shared__ float sums[kShares][kColumns][kSumChannels + 1];
+  const int first_ci = blockIdx.y * kSumChannels, first = blockIdx.x * kColumns, group = blockIdx.z;
   const int columns = call.co * call.taps;
   const std::int64_t matrix = static_cast<std::int64_t>(call.rows) * call.ci, count = matrix * call.groups;
   {
-    const int share = row / kColumns, at = first + row % kColumns, co = at / call.taps,
-              tap = at - co * call.taps;
-    float sum = 0;
-    if (at < columns && first_ci + lane < call.ci) {
-      const float* const part = call.parts + group * matrix +
-                                static_cast<std::int64_t>(tap * call.y_channels + co) * call.ci + first_ci +
-                                lane;
-#pragma unroll 8
-      for (int s = share; s < call.splits; s += kShares) sum += part[s * count];
+    const int of_block = threadIdx.x % kFours * 4, ci = first_ci + of_block,
+              share = threadIdx.x / kFours / kAtOnce, left = call.ci - ci;
+    const bool whole = call.ci % 4 == 0;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int column = pass * kAtOnce + threadIdx.x / kFours % kAtOnce, at = first + column,
+                co = call.by_taps.divide(at), tap = call.by_taps.modulo(at, co);
+      float4 sum = make_float4(0, 0, 0, 0);
+      if (at < columns && left > 0) {
+        const float* from = call.parts + group * matrix + share * count +
+                            static_cast<std::int64_t>(tap * call.y_channels + co) * call.ci + ci;
+#pragma unroll 4
+        for (int s = share; s < call.splits; s += kShares, from += kShares * count) {
+          float4 part = make_float4(0, 0, 0, 0);
+          if (whole) {
+            part = *reinterpret_cast<const float4*>(from);
+          } else {
+            part.x = from[0];
+            if (left > 1) part.y = from[1];
+            if (left > 2) part.z = from[2];
+            if (left > 3) part.w = from[3];
+          }
+          sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+      }
+      float* const to = &sums[share][column][of_block];
+      to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
     }
-    sums[share][row % kColumns][lane] = sum;
   }
   __syncthreads();
-  const int column = threadIdx.x % kColumns, ci = first_ci + static_cast<int>(threadIdx.x) / kColumns,
-            at = first + column;
-  if (ci - first_ci >= kSumLanes || ci >= call.ci || at >= columns) return;
-  float sum = sums[0][column][ci - first_ci];
 #pragma unroll
-  for (int share = 1; share < kShares; ++share) sum += sums[share][column][ci - first_ci];
-  w[(static_cast<std::int64_t>(group) * call.ci + ci) * columns + at] = convert<T>(sum);
+  for (int i = threadIdx.x; i < kSumChannels * kColumns / kWritten; i += kSumThreads) {
+    const int column = i % (kColumns / kWritten) * kWritten, of_block = i / (kColumns / kWritten),
+              ci = first_ci + of_block, at = first + column;
+    if (ci >= call.ci || at >= columns) continue;
+    Pack<T, kWritten> results;
+#pragma unroll
+    for (int k = 0; k < kWritten; ++k) {
+      float sum = sums[0][column + k][of_block];
+#pragma unroll
+      for (int share = 1; share < kShares; ++share) sum += sums[share][column + k][of_block];
+      results.values[k] = convert<T>(sum);
+    }
+    T* const to = w + (static_cast<std::int64_t>(group) * call.ci + ci) * columns + at;
+    if (kWritten == 1 || columns % kWritten == 0) {
+      *reinterpret_cast<Pack<T, kWritten>*>(to) = results;
+    } else {
+#pragma unroll
+      for (int k = 0; k < kWritten; ++k)
+        if (at + k < columns) to[k] = results.values[k];
+    }
+  }
 }
 
 template <class T>
 void sum_weight_grads(const WgmmaWeightGradArguments& call, const Tensor& w) {
   const auto sum = [&]<int kShares>() {
-    const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kSumLanes / kShares)),
-                      static_cast<unsigned>(ceil_div(call.ci, kSumLanes)),
+    constexpr int kColumns = kShares == 1 ? 64 : kSumThreads / (kSumChannels / 4) / kShares;
+    const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kColumns)),
+                      static_cast<unsigned>(ceil_div(call.ci, kSumChannels)),
                       static_cast<unsigned>(call.groups));
-    launch_kernel("conv: sum of parts", w.device(), sum_weight_grads_kernel<T, kShares>, blocks,
-                  kSumLanes * kSumLanes, call, static_cast<T*>(w.raw()));
+    launch_kernel("conv: sum of parts", w.device(), sum_weight_grads_kernel<T, kShares>, blocks, kSumThreads,
+                  call, static_cast<T*>(w.raw()));
   };
-  if (call.splits < 16) {
+  if (call.splits < 8) {
     sum.template operator()<1>();
   } else {
     sum.template operator()<8>();
@@ -306,7 +343,6 @@ template <class Tile>
 void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   using K = WgmmaWeightGrad<Tile>;
   using T = typename Tile::Math::Element;
-  const cudaStream_t stream = stream_of(w.device());
   call.tiles_m = static_cast<int>(ceil_div(call.rows, K::BM));
   call.tiles_n = static_cast<int>(ceil_div(call.ci, K::BN));
   const std::int64_t tiles = std::int64_t{call.tiles_m} * call.tiles_n;
@@ -315,19 +351,18 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
   const Workspace<uint4> packed(
       w.device(), std::int64_t{call.groups} * call.chunks * call.tiles_n * (Tile::kBBytes / kVectorBytes));
   call.packed = packed.data();
-  pack_pixels_kernel<Tile>
-      <<<dim3(grid_size("conv", call.chunks), static_cast<unsigned>(call.tiles_n * (K::BN / 32)),
-              static_cast<unsigned>(call.groups)),
-         kThreads, 0, stream>>>(call);
-  check_launch("conv: pack pixels");
+  launch_kernel("conv: pack pixels", w.device(), pack_pixels_kernel<Tile>,
+                dim3(grid_size("conv", call.chunks), static_cast<unsigned>(call.tiles_n * (K::BN / 32)),
+                     static_cast<unsigned>(call.groups)),
+                kThreads, call);
   const std::int64_t count = std::int64_t{call.groups} * call.rows * call.ci;
   const Workspace<float> parts(w.device(), call.splits * count);
   call.parts = parts.data();
   allow_shared_memory(wgmma_weight_grad_kernel<K>, K::kSharedBytes);
-  wgmma_weight_grad_kernel<K><<<dim3(grid_size("conv", tiles), static_cast<unsigned>(call.splits),
-                                     static_cast<unsigned>(call.groups)),
-                                Tile::kThreads, K::kSharedBytes, stream>>>(call);
-  check_launch("conv: weight gradient");
+  launch_kernel_with_shared(
+      "conv: weight gradient", w.device(), wgmma_weight_grad_kernel<K>,
+      dim3(grid_size("conv", tiles), static_cast<unsigned>(call.splits), static_cast<unsigned>(call.groups)),
+      Tile::kThreads, K::kSharedBytes, call);
   sum_weight_grads<T>(call, w);
 }
 
@@ -347,6 +382,7 @@ void gathered_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
   call.y_channels = images.group_channels;
   call.kernel_w = narrow(g.w.kernel);
   call.taps = narrow(g.h.kernel) * call.kernel_w;
+  call.by_taps = Divider(call.taps);
   call.rows = call.taps * call.y_channels;
   call.out_h = narrow(g.h.out), call.out_w = narrow(g.w.out);
   call.stride_h = narrow(g.h.stride), call.stride_w = narrow(g.w.stride);

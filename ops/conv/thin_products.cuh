@@ -1,0 +1,22 @@
+// Layers whose y has few channels, on tensor cores: thin_products.cu.
+#pragma once
+
+#include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv_transpose2d_geometry.h>
+
+namespace tapedeck::cu {
+
+/// Whether these are for a call on tensors of this type, x and y of one layout: 16-bit types, and float32 as
+/// TF32 with channels last.
+bool thin_products_fit(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout);
+bool thin_products_weight_grad_fit(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+/// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
+void thin_products(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
+                   const Tensor& bias, const Tensor& to, double negative_slope);
+
+void thin_products_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                               const Tensor& w);
+/// How many sums of the weight's size that makes before they are added.
+std::int64_t thin_products_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+
+}  // namespace tapedeck::cu
