@@ -1,5 +1,6 @@
 // Trials of a GPU's algorithms: times and results of calls on tensors of their own.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/explain.h>
@@ -366,11 +368,11 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
                                            const Tensor& y) {
   using namespace conv_gemm;
   std::vector<ConvAlgorithm> found;
-  std::vector<std::pair<ConvAlgorithm, int>> ways;  // of those that were found
+  std::vector<std::pair<ConvAlgorithm, int>> ways;  // of these, and what wgmma makes of them
   const auto add = [&](ConvAlgorithm a) {
     const ConvAlgorithmScope scope(a);
-    const ConvAlgorithm taken =
-        known_choice(g, pass, x, y).algorithm;  // as estimated, unless `a` can be taken
+    // As estimated, and so found already, where `a` cannot compute the call.
+    const ConvAlgorithm taken = known_choice(g, pass, x, y).algorithm;
     int way = 0;
     if (taken == ConvAlgorithm::wgmma) {
       const Factors f = conv_estimate::operands_of(y.dtype());
