@@ -7,6 +7,7 @@
 #include <tapedeck/core/activity.h>
 #include <tapedeck/core/captured_step.h>
 #include <tapedeck/core/copy_stream.h>
+#include <tapedeck/core/file.h>
 #include <tapedeck/core/memory.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/precision.h>
@@ -16,7 +17,6 @@
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/data/dataset.h>
 #include <tapedeck/nn/data/device_loader.h>
-#include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
 #include <tapedeck/nn/data/image.h>
 #include <tapedeck/nn/data/image_folder.h>
@@ -46,6 +46,7 @@
 #include <tapedeck/ops/activation.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/autocast.h>
+#include <tapedeck/ops/conv/autotune.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv2d.h>

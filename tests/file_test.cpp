@@ -1,4 +1,4 @@
-#include <tapedeck/nn/data/file.h>
+#include <tapedeck/core/file.h>
 
 #include <sys/wait.h>
 #include <unistd.h>

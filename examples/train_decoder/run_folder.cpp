@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tapedeck/core/error.h>
-#include <tapedeck/nn/data/file.h>
+#include <tapedeck/core/file.h>
 
 namespace train_decoder {
 
@@ -107,7 +107,7 @@ Metrics::Metrics(std::string path, std::int64_t last_step) : path_(std::move(pat
       text += line + "\n";
     }
   }
-  tapedeck::data::write_atomically(path_, text);
+  tapedeck::write_atomically(path_, text);
 }
 
 void Metrics::append(const MetricsRow& row) {
@@ -123,7 +123,7 @@ void write_status(const std::string& path, const Status& status) {
   json["step"] = status.step;
   json["seconds"] = status.seconds;
   json["mean_psnr_db"] = status.mean_psnr;  // null for NaN
-  tapedeck::data::write_atomically(path, json.dump(2) + "\n");
+  tapedeck::write_atomically(path, json.dump(2) + "\n");
 }
 
 Status read_status(const std::string& path) {

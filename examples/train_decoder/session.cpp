@@ -172,8 +172,8 @@ class Session {
     // Only now, when the checkpoint is loaded and nothing can be wrong with what was asked for.
     Options stored = options_;
     stored.data = absolute(options_.data);
-    data::write_atomically(folder_.model(), description_.text());
-    data::write_atomically(folder_.config(), to_json(stored));
+    write_atomically(folder_.model(), description_.text());
+    write_atomically(folder_.config(), to_json(stored));
     const InterruptGuard guard;
     try {
       train();
@@ -347,8 +347,8 @@ void write_memory(const Options& options, const std::optional<Trainer>& trainer)
   if (!graphs.empty()) snapshots.push_back(std::move(graphs));
   std::string list;
   for (const std::string& snapshot : snapshots) list += (list.empty() ? "[" : ",\n") + snapshot;
-  data::write_atomically(options.memory_snapshot,
-                         options.memory_snapshot.ends_with(".json") ? list + "]\n" : memory_page(snapshots));
+  write_atomically(options.memory_snapshot,
+                   options.memory_snapshot.ends_with(".json") ? list + "]\n" : memory_page(snapshots));
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ std::vector<std::byte> encode(const Tensor& image) {
 }  // namespace
 
 Tensor decode_image(Bytes bytes, std::string_view name, const ImageOptions& options) {
-  return detail::naming(concat("load_image: ", name), [&] { return decode(bytes, options); });
+  return tapedeck::detail::naming(concat("load_image: ", name), [&] { return decode(bytes, options); });
 }
 
 Tensor load_image(const std::string& path, const ImageOptions& options) {
@@ -125,12 +125,13 @@ Tensor load_image(const std::string& path, const ImageOptions& options) {
 }
 
 std::vector<std::byte> encode_png(const Tensor& image) {
-  return detail::naming("encode_png", [&] { return encode(image); });
+  return tapedeck::detail::naming("encode_png", [&] { return encode(image); });
 }
 
 void save_png(const std::string& path, const Tensor& image) {
-  const auto bytes = detail::naming(concat("save_png: ", path), [&] { return encode(image); });
-  detail::naming("save_png", [&] { write_atomically(path, bytes); });  // a file's errors have its path
+  const auto bytes = tapedeck::detail::naming(concat("save_png: ", path), [&] { return encode(image); });
+  tapedeck::detail::naming("save_png",
+                           [&] { write_atomically(path, bytes); });  // a file's errors have its path
 }
 
 Tensor make_grid(const Tensor& images, const GridOptions& options) {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include <tapedeck/core/file.h>
 #include <tapedeck/core/tensor.h>
-#include <tapedeck/nn/data/file.h>
 
 namespace tapedeck::data {
 

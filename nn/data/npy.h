@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include <tapedeck/core/file.h>
 #include <tapedeck/nn/data/dataset.h>
-#include <tapedeck/nn/data/file.h>
 
 namespace tapedeck::data {
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <tapedeck/core/file.h>
 #include <tapedeck/core/parallel.h>
-#include <tapedeck/nn/data/file.h>
 #include <tapedeck/nn/data/idx.h>
 #include <tapedeck/nn/data/image_folder.h>
 #include <tapedeck/nn/data/npy.h>

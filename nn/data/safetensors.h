@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include <tapedeck/nn/data/file.h>
+#include <tapedeck/core/file.h>
 #include <tapedeck/nn/module.h>
 
 namespace tapedeck::data {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/explain.h>
@@ -14,6 +16,7 @@
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/rectify.h>
+#include <tapedeck/ops/conv/autotune.cuh>
 #include <tapedeck/ops/conv/columns.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
@@ -288,6 +291,7 @@ struct Variants {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y, double negative_slope) {
+  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::forward, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
@@ -327,6 +331,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x, double negative_slope) {
+  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::input_gradient, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
@@ -363,6 +368,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
+  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::weight_gradient, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, x, y).algorithm;
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
@@ -381,18 +387,67 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   });
 }
 
+std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
+                                           const Tensor& y) {
+  using namespace conv_gemm;
+  std::vector<ConvAlgorithm> found;
+  std::vector<std::pair<ConvAlgorithm, int>> ways;  // of these, and what wgmma makes of them
+  const auto add = [&](ConvAlgorithm a) {
+    const ConvAlgorithmScope scope(a);
+    // As estimated, and so found already, where `a` cannot compute the call.
+    const ConvAlgorithm taken = known_choice(g, pass, x, y).algorithm;
+    int way = 0;
+    if (taken == ConvAlgorithm::wgmma) {
+      const Factors f = conv_estimate::operands_of(y.dtype());
+      const bool transposed = pass == ConvPass::forward;
+      const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
+      if (pass == ConvPass::weight_gradient) {
+        way = weight_grad_over_boxes(g, f) && box_grad_plan(g, f.are_float() ? f.halves() : 1).exists();
+      } else {
+        const BoxResults results =
+            box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);
+        way = static_cast<int>(map_way(g, transposed, from.layout(), results, f).kind);
+      }
+    }
+    if (std::find(ways.begin(), ways.end(), std::pair(taken, way)) != ways.end()) return;
+    ways.emplace_back(taken, way);
+    found.push_back(a);
+  };
+  add(known_choice(g, pass, x, y).algorithm);
+  for (const ConvAlgorithm a : conv_estimate::kEstimated) add(a);
+  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves}) add(a);
+  return found;
+}
+
 namespace {
+
+/// With what a clock can tell.
+double rounded(double microseconds) {
+  return std::round(microseconds * 10) / 10;
+}
 
 ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma,
                           std::optional<Device> device) {
-  const auto choice = [&](ConvPass pass) { return known_choice(g, pass, dtype, layout, layout, has_wgmma); };
-  ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
   const Variants variants{g, dtype, layout, has_wgmma, device};
-  e.forward = variants.of_map(choice(ConvPass::forward), true);
+  const auto choice = [&](ConvPass pass) {
+    const auto tuned = device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt;
+    const ConvAlgorithmScope scope(tuned ? std::optional(tuned->algorithm) : std::nullopt);
+    const Choice taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
+    ConvChoice c = pass == ConvPass::weight_gradient ? variants.of_weight_grad(taken)
+                                                     : variants.of_map(taken, pass == ConvPass::forward);
+    if (tuned) {
+      c.reason = concat("measured: ", rounded(tuned->microseconds), " microseconds");
+      if (tuned->microseconds < tuned->estimated)
+        c.reason += concat(", the estimated choice ", rounded(tuned->estimated));
+    }
+    return c;
+  };
+  ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
+  e.forward = choice(ConvPass::forward);
   {
     const OperandCopies both(true);  // which decides how the gradients are computed
-    e.input_gradient = variants.of_map(choice(ConvPass::input_gradient), false);
-    e.weight_gradient = variants.of_weight_grad(choice(ConvPass::weight_gradient));
+    e.input_gradient = choice(ConvPass::input_gradient);
+    e.weight_gradient = choice(ConvPass::weight_gradient);
   }
   e.workspace = std::max({e.forward.workspace, e.input_gradient.workspace, e.weight_gradient.workspace});
   const double rate = dtype == DType::float64 ? 60e12 : is_accurate(dtype) ? 267e12 : 680e12;

@@ -36,7 +36,8 @@
 //                which are added up then (columns.cu); not the weight's gradient.
 // What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones
 // of some thin layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct,
-// depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt.
+// depthwise and columns are estimated (gpu_estimate.h), or measured if wanted (autotune.h); float64 takes
+// direct or simt.
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`

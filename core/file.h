@@ -8,7 +8,7 @@
 
 #include <tapedeck/core/error.h>
 
-namespace tapedeck::data {
+namespace tapedeck {
 
 using Bytes = std::span<const std::byte>;
 
@@ -65,4 +65,4 @@ decltype(auto) naming(std::string_view context, F&& f) {
 }
 }  // namespace detail
 
-}  // namespace tapedeck::data
+}  // namespace tapedeck

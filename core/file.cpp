@@ -1,4 +1,4 @@
-#include <tapedeck/nn/data/file.h>
+#include <tapedeck/core/file.h>
 
 #include <cerrno>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace tapedeck::data {
+namespace tapedeck {
 
 namespace {
 
@@ -111,4 +111,4 @@ void write_atomically(const std::string& path, std::string_view text) {
   write_atomically(path, std::as_bytes(std::span(text)));
 }
 
-}  // namespace tapedeck::data
+}  // namespace tapedeck

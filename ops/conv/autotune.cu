@@ -1,0 +1,211 @@
+// Trials of a GPU's algorithms: times and results of calls on tensors of their own.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+
+#include <tapedeck/core/random.h>
+#include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/conv/operand_copies.h>
+#include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv2d.h>
+#include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/reduce.h>
+#include <tapedeck/core/cuda.cuh>
+#include <tapedeck/ops/conv/autotune.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using conv_estimate::ConvPass;
+
+/// Keeps the stream busy, so that what is queued meanwhile runs without waiting for the host.
+__global__ void wait_kernel(std::uint64_t nanoseconds) {
+  const auto now = [] {
+    std::uint64_t time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+  };
+  for (const std::uint64_t begin = now(); now() - begin < nanoseconds;) {
+  }
+}
+
+/// Times work on the calling thread's stream by the device's clock.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Device device) : scope_(device), stream_(stream_of(device)) {
+    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+    if (const cudaError_t status = cudaEventCreate(&end_); status != cudaSuccess) {
+      (void)cudaEventDestroy(begin_);
+      check_cuda(status, "cudaEventCreate");
+    }
+  }
+  ~Stopwatch() {
+    (void)cudaEventDestroy(begin_);
+    (void)cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  /// Of one of so many calls of f, which the host queues in about 50 microseconds each.
+  template <class F>
+  double seconds(int calls, const F& f) {
+    wait_kernel<<<1, 1, 0, stream_>>>(static_cast<std::uint64_t>(calls) * 50000);
+    check_launch("conv autotune");
+    check_cuda(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+    for (int i = 0; i < calls; ++i) f();
+    check_cuda(cudaEventRecord(end_, stream_), "cudaEventRecord");
+    ++detail::synchronizations;
+    check_cuda(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
+    return std::max(1e-9, static_cast<double>(ms) * 1e-3 / calls);
+  }
+
+ private:
+  DeviceScope scope_;
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+/// By how much the norm of a difference may differ, relative to that of the results: what roundings of sums
+/// in other orders make of the types, and what is wrong not.
+double tolerance(DType dtype) {
+  if (dtype == DType::float64) return 1e-10;
+  if (dtype == DType::float32) return float32_precision() == Precision::highest ? 1e-5 : 2e-3;
+  return 1e-2;
+}
+
+/// Of the elements, squared.
+double squared_norm(const Tensor& x) {
+  const Tensor flat = x.flat(), squares = Tensor::empty_like(flat);
+  const Tensor total = Tensor::empty({1}, flat.options());
+  cu::arithmetic(Arithmetic::mul, flat, flat, squares);
+  cu::sum(squares, 1, total);
+  return total.item();
+}
+
+/// Tensors like those of a call, random, and what computes it.
+class Trial final : public ConvTrial {
+ public:
+  Trial(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y)
+      : g_(g), pass_(pass), like_x_(x), like_y_(y) {}
+
+  std::vector<ConvAlgorithm> candidates() override {
+    const OperandCopies none;
+    candidates_ = conv_candidates(g_, pass_, like_x_, like_y_);
+    return candidates_;
+  }
+
+  double seconds(ConvAlgorithm algorithm, double best) override {
+    make_tensors();
+    const auto call = [&] { compute(algorithm, result()); };
+    call();  // loads kernels, and has the cache take workspaces
+    Stopwatch watch(x_.device());
+    const double first = watch.seconds(1, call);
+    if (first > 3 * best) return first;
+    constexpr double kBatch = 3e-4;
+    const int calls = std::clamp(static_cast<int>(kBatch / first), 1, 20);
+    std::array<double, 5> times;
+    for (double& time : times) time = watch.seconds(calls, call);
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  bool matches(ConvAlgorithm algorithm) override {
+    make_tensors();
+    const DType wide = x_.dtype() == DType::float64 ? DType::float64 : DType::float32;
+    if (!expected_.defined()) {
+      compute(candidates_.front(), result());
+      expected_ = result().clone().to(wide);
+    }
+    result().fill_(std::numeric_limits<double>::quiet_NaN());  // which what is not written stays
+    compute(algorithm, result());
+    const Tensor found = result().to(wide), difference = Tensor::empty_like(expected_);
+    cu::arithmetic(Arithmetic::sub, found, expected_, difference);
+    const double most = tolerance(x_.dtype());
+    return squared_norm(difference) <= most * most * squared_norm(expected_);
+  }
+
+ private:
+  /// By a generator of its own: the user's draws stay theirs.
+  void make_tensors() {
+    if (w_.defined()) return;
+    Generator generator(1);
+    const TensorOptions options = like_x_.options();
+    x_ = randn(g_.x_shape(), options, generator);
+    y_ = randn(g_.y_shape(), like_y_.options(), generator);
+    w_ = randn(g_.weight_shape(), {options.dtype, options.device}, generator);
+  }
+  const Tensor& result() const {
+    return pass_ == ConvPass::forward ? y_ : pass_ == ConvPass::input_gradient ? x_ : w_;
+  }
+  void compute(ConvAlgorithm algorithm, const Tensor& to) const {
+    const ConvAlgorithmScope forced(algorithm);
+    const OperandCopies of_this_call;
+    if (pass_ == ConvPass::forward) return cu::conv_transpose2d(g_, x_, w_, {}, to, 1);
+    if (pass_ == ConvPass::input_gradient) return cu::conv2d(g_, y_, w_, {}, to, 1);
+    cu::conv_transpose2d_weight_grad(g_, x_, y_, to);
+  }
+
+  const ConvTranspose2dGeometry& g_;
+  ConvPass pass_;
+  Tensor like_x_, like_y_, x_, y_, w_, expected_;
+  std::vector<ConvAlgorithm> candidates_;
+};
+
+const std::string& name_of(Device device) {
+  thread_local std::map<int, std::string> known;
+  std::string& name = known[device.index];
+  if (name.empty()) {
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, device.index), "cudaGetDeviceProperties");
+    name = properties.name;
+  }
+  return name;
+}
+
+std::string question(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
+                     Device device) {
+  return conv_tuner_question(name_of(device), kConvPassNames[static_cast<std::size_t>(pass)], dtype,
+                             float32_precision(), x, y, g);
+}
+
+bool is_captured(Device device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream_of(device), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+std::optional<ConvTuner::Choice> known_tuned(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype,
+                                             Layout x, Layout y, Device device) {
+  const auto tuner = conv_algorithm() == ConvAlgorithm::automatic ? conv_tuner() : nullptr;
+  if (tuner == nullptr) return {};
+  return tuner->known(question(g, pass, dtype, x, y, device));
+}
+
+std::optional<ConvAlgorithm> tuned_algorithm(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
+                                             const Tensor& y) {
+  const std::int64_t number = conv_tuner_number();
+  if (number == 0 || g.n == 0 || conv_algorithm() != ConvAlgorithm::automatic) return {};
+  const Device device = y.device();
+  if (is_captured(device)) {
+    const auto known = known_tuned(g, pass, y.dtype(), x.layout(), y.layout(), device);
+    return known ? std::optional(known->algorithm) : std::nullopt;
+  }
+  return remembered(
+      ConvQuestion(g, pass, y.dtype(), x.layout(), y.layout(), float32_precision(), device.index, number),
+      [&]() -> std::optional<ConvAlgorithm> {
+        const auto tuner = conv_tuner();
+        Trial trial(g, pass, x, y);
+        if (tuner == nullptr) return {};
+        return tuner->choose(question(g, pass, y.dtype(), x.layout(), y.layout(), device), trial);
+      });
+}
+
+}  // namespace tapedeck::cu
