@@ -26,7 +26,7 @@ logs=build/gpu_test built=''
 # docs/sanitizers.md says what a sanitizer's runs leave out, and why.
 algorithms='wgmma automatic boxes halves thin strip tensor simt direct reference depthwise matrix columns'
 left_out='CudaLarge[.]|HundredReruns|Nanoseconds|NothingUnwritten|CudaConvExplain|CudaProfiler'
-not_seen='^initcheck .* (CudaReductions[.]MatrixProducts|CudaCapturedStep[.]Decoders[A-Za-z]*) '
+not_seen='^initcheck .* (CudaReductions[.]MatrixProducts|CudaCapturedStep[.]Decoders[A-Za-z]*) |^racecheck .* CudaConvAutotune '
 # What these tests start has runs of its own: program, name, no algorithm, arguments.
 started='CudaTrainDecoder|CudaExamples'
 programs=('own_kernels own_kernels -'

@@ -242,7 +242,9 @@ TEST(ConvAutotune, NamesTheLineOfADamagedFile) {
   EXPECT_THAT(error(with("8 4 3", "8 4")), HasSubstr("is not legal; legal are 16 whole numbers from 0"));
   EXPECT_THAT(error(with("8 4 3", "8 -4 3")), HasSubstr("legal are 16 whole numbers from 0"));
   EXPECT_THAT(error(with("strip", "fast"), false),
-              HasSubstr(": line 3: conv algorithm: \"fast\" is unknown; legal are automatic, "));
+              HasSubstr(": line 3: algorithm \"fast\" is unknown; legal are reference, "));
+  EXPECT_THAT(error(with("strip", "planes"), false),
+              HasSubstr("\"planes\" is unknown; legal are reference, "));
   for (const char* time : {"\t0\t", "\t-2\t", "\t2x\t", "\tinf\t", "\t\t"})
     EXPECT_THAT(error(with("\t2\t", time)), HasSubstr("is no time; legal are microseconds above 0"));
 }
@@ -270,7 +272,7 @@ TEST(ConvAutotune, SaysWhenItCannotWrite) {
 TEST(ConvAutotune, IsSetForTheProcess) {
   const TemporaryFolder folder;
   const std::string path = folder / "choices";
-  ::unsetenv("TAPEDECK_CONV_AUTOTUNE");
+  for (const char* name : {"TAPEDECK_CONV_AUTOTUNE", "TAPEDECK_CONV_AUTOTUNE_PINNED"}) ::unsetenv(name);
   set_conv_autotune(ConvAutotuneOptions{});
   const auto first = conv_tuner();
   const std::int64_t number = conv_tuner_number();

@@ -43,11 +43,12 @@ void check_tiles_of_x(const ThinAxis& a) {
 
 TEST(ConvThinPlan, RegionsHoldWhatTilesRead) {
   ConvRandom random(51);
-  int plans = 0, wide = 0;
+  int plans = 0, wide = 0, large = 0;
   for (int i = 0; i < 4000; ++i) {
     ConvCase c = random.conv_case(i % 5 == 0 ? 300 : i % 3 == 0 ? 60 : 12, 1);
     c.groups = 1;
-    c.co = random.in(1, 4), c.ci = 8 * random.in(2, 30), c.n = random.in(1, 200);
+    c.co = random.in(1, 4), c.ci = 8 * random.in(2, i % 4 == 0 ? 1500 : 30), c.n = random.in(1, 200);
+    if (i % 4 == 0) c.kernel[0] = random.in(1, 2), c.kernel[1] = 1;
     const Layout layout = i % 2 == 0 ? Layout::nhwc : Layout::nchw;
     const int bytes = i % 7 < 3 ? 4 : 2;
     if (layout == Layout::nchw) c.in[1] = (c.in[1] + 7) / 8 * 8;
@@ -60,6 +61,19 @@ TEST(ConvThinPlan, RegionsHoldWhatTilesRead) {
       wide += plan->w.tiles > 1;
       ASSERT_EQ(plan->products, c.co * c.kernel[0] * c.kernel[1]);
       ASSERT_LE(plan->products, kMostProducts);
+      // What kernels find in shared memory, of which Hopper has 227 KB for a block.
+      ASSERT_LE(plan->shared_bytes, 225 * 1024);
+      if (pass != ThinPass::weight) {
+        ASSERT_GE(plan->padded_products, plan->products);
+        ASSERT_GE(plan->channels, plan->ci);
+        const int rows = pass == ThinPass::transposed ? plan->padded_products : plan->channels,
+                  columns = pass == ThinPass::transposed ? plan->channels : plan->padded_products;
+        ASSERT_GE(plan->weight_pitch, columns);
+        ASSERT_EQ(plan->weight_pitch * bytes % 16, 0);
+        const int other = pass == ThinPass::transposed ? plan->tile_bytes() : plan->region_bytes(bytes);
+        ASSERT_GE(plan->shared_bytes, rows * plan->weight_pitch * bytes + other);
+        large += plan->shared_bytes > 150 * 1024;
+      }
       for (const ThinAxis* axis : {&plan->h, &plan->w})
         pass == ThinPass::transposed ? check_tiles_of_y(*axis) : check_tiles_of_x(*axis);
       if (pass == ThinPass::transposed) {
@@ -77,6 +91,7 @@ TEST(ConvThinPlan, RegionsHoldWhatTilesRead) {
   }
   EXPECT_GT(plans, 1000);
   EXPECT_GT(wide, 50);
+  EXPECT_GT(large, 10);
 }
 
 }  // namespace

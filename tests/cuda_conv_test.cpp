@@ -400,6 +400,35 @@ TEST_F(CudaConv, ThinProducts) {
   EXPECT_GT(checked * test_share(), 600);
 }
 
+// x that begins beside a vector is left to others.
+TEST_F(CudaConv, ThinProductsBesideVectors) {
+  const auto tensor = [](const Shape& shape) { return randn(shape).to(kCuda).to(DType::bfloat16); };
+  const Shape of_x{2, 24, 8, 16};
+  const Tensor x = tensor({1 + of_x.count()}).slice(1, 1 + of_x.count()).reshape(of_x), copy = x.clone(),
+               w = tensor({24, 3, 3, 3}), gy = tensor({2, 3, 8, 16});
+  const ConvTranspose2dOptions options{.padding = 1};
+  expect_near("y", conv_transpose2d(x, w, {}, options).tensor().to(Device{}),
+              conv_transpose2d(copy, w, {}, options).tensor().to(Device{}), 6e-3);
+  expect_near("gw", conv_transpose2d_weight_grad(x, gy, 3, options).tensor().to(Device{}),
+              conv_transpose2d_weight_grad(copy, gy, 3, options).tensor().to(Device{}), 6e-3);
+}
+
+// Words of products have places of none, whose weights are zeros.
+TEST_F(CudaConv, ThinProductsKeepInfinities) {
+  set_conv_algorithm(ConvAlgorithm::thin);
+  for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+    SCOPED_TRACE(concat(layout));
+    std::vector<float> values(2 * 8 * 16, 1.0f);
+    values[40] = std::numeric_limits<float>::infinity();
+    const Tensor y = Tensor::from(values, {2, 1, 8, 16}).to(kCuda).to(DType::bfloat16).to(layout);
+    const Tensor w =
+        Tensor::from(std::vector<float>(24 * 9, 2.0f), {24, 1, 3, 3}).to(kCuda).to(DType::bfloat16);
+    const auto x = conv2d(y, w, {}, {.padding = 1}).tensor().to(Device{}).to_vector<float>();
+    EXPECT_EQ(std::count_if(x.begin(), x.end(), [](float v) { return std::isnan(v); }), 0);
+    EXPECT_EQ(std::count_if(x.begin(), x.end(), [](float v) { return std::isinf(v); }), 24 * 9);
+  }
+}
+
 // A power of two as slope: rounding before and after it is the same.
 TEST_F(CudaConv, BoxesRectifyWhatTheyWrite) {
   struct Layer {

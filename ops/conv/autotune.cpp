@@ -73,6 +73,9 @@ std::pair<std::string, ConvTuner::Choice> parse_line(std::string_view line) {
   for (const int layout : {4, 5}) check_word("layout", f[static_cast<std::size_t>(layout)], {"nchw", "nhwc"});
   check_geometry(f[6]);
   const std::size_t question = static_cast<std::size_t>(f[6].end() - line.begin());
+  check_word("algorithm", f[7],
+             {"reference", "matrix", "columns", "depthwise", "direct", "thin", "strip", "simt", "tensor",
+              "wgmma", "boxes", "halves"});
   return {std::string(line.substr(0, question)),
           {parse_conv_algorithm(f[7]), parse_time(f[8]), parse_time(f[9])}};
 }

@@ -95,7 +95,7 @@ class Trial final : public ConvTrial {
       : g_(g), pass_(pass), like_x_(x), like_y_(y) {}
 
   std::vector<ConvAlgorithm> candidates() override {
-    const OperandCopies none;
+    const OperandCopies none;  // not those that a tape's gradients share, which a call alone does not have
     candidates_ = conv_candidates(g_, pass_, like_x_, like_y_);
     return candidates_;
   }

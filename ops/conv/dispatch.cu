@@ -56,21 +56,21 @@ struct Offer {
     const bool strips = has_wgmma && x == y;
     if (c.pass == ConvPass::weight_gradient) {
       direct = direct_weight_grad_fits(g);
-      thin = direct && thin_weight_grad_fits(g, dtype, x, y);
+      thin_direct = direct && thin_weight_grad_fits(g, dtype, x, y);
       depthwise = depthwise_weight_grad_fits(g, x, y, dtype) ||
                   depthwise_channels_last_weight_grad_fits(g, dtype, x, y);
       if (strips) strip = strip_weight_grad_effort(g, dtype, x);
-      thin_products = strips && thin_products_weight_grad_fit(g, dtype, x);
+      thin = strips && thin_products_weight_grad_fit(g, dtype, x);
     } else {
       const bool transposed = c.pass == ConvPass::forward;
       const Layout from = transposed ? x : y, to = transposed ? y : x;
       columns = columns_fits(g, transposed, dtype, from);
       direct = direct_fits(g);
-      thin = direct && thin_fits(g, dtype, from, to);
+      thin_direct = direct && thin_fits(g, dtype, from, to);
       depthwise =
           depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to);
       if (strips) strip = strip_effort(g, transposed, dtype, x);
-      thin_products = strips && thin_products_fit(g, transposed, dtype, x);
+      thin = strips && thin_products_fit(g, transposed, dtype, x);
     }
   }
   bool has(ConvAlgorithm a) const {
@@ -91,14 +91,13 @@ struct Offer {
       case ConvAlgorithm::strip:
         return strip.has_value();
       case ConvAlgorithm::thin:
-        return thin_products;
+        return thin;
       default:
         return a == ConvAlgorithm::reference;
     }
   }
-  bool tiles, wgmma;                                      // products of these; by Hopper's instructions, too
-  bool matrix, columns = false, direct, thin, depthwise;  // thin: as direct
-  bool thin_products = false;
+  bool tiles, wgmma;  // products of these; by Hopper's instructions, too
+  bool matrix, columns = false, direct, thin_direct, depthwise, thin = false;  // thin_direct: as direct
   std::optional<StripEffort> strip;
 };
 
@@ -139,8 +138,8 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offe
   const ConvTranspose2dGeometry& g = c.g;
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
   if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
-  if (offer.thin_products) return kThin;
-  if (offer.thin) return kThinDirect;
+  if (offer.thin) return kThin;
+  if (offer.thin_direct) return kThinDirect;
   if (g.n == 0) return kNoImages;
   if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;
   if (dtype == DType::float64) return choose_for_float64(c, offer);
@@ -415,7 +414,9 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
   };
   add(known_choice(g, pass, x, y).algorithm);
   for (const ConvAlgorithm a : conv_estimate::kEstimated) add(a);
-  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves}) add(a);
+  for (const ConvAlgorithm a :
+       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix, ConvAlgorithm::thin})
+    add(a);
   return found;
 }
 

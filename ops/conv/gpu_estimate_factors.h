@@ -1,5 +1,5 @@
 // What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
-// H200 (2026-11-22; kernels as at 6c9fadd, those of wgmma later).
+// H200 (2026-11-22; kernels as at 6c9fadd, those of wgmma as at 6a65f26).
 #pragma once
 
 #include <array>

@@ -30,14 +30,15 @@
 //   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
-//   thin         y has 1 to 4 channels, and all products with a pixel of x are few: tensor cores make them, x
-//                is read or written once (thin_products.cu). 16-bit types, and TF32 with channels last.
+//   thin         one group, y has 1 to 4 channels, x 16 and more in whole vectors, and products with all taps
+//                are few: tensor cores make them, x is read or written once (thin_products.cu). 16-bit types,
+//                and TF32 with channels last, on Hopper.
 //   columns      few channels of the result, float32 and float64: matrix products with all taps by cuBLASLt,
 //                which are added up then (columns.cu); not the weight's gradient.
 // What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones
 // of some thin layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct,
-// depthwise and columns are estimated (gpu_estimate.h), or measured if wanted (autotune.h); float64 takes
-// direct or simt.
+// depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt. If wanted, what can
+// compute a call is measured instead (autotune.h).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `depthwise`

@@ -21,8 +21,11 @@
 #include <tapedeck/ops/conv/thin_products.cuh>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/question.h>
 #include <tapedeck/ops/conv/thin_products.h>
 #include <tapedeck/ops/rectifier.h>
 #include <tapedeck/core/launch_kernel.cuh>
@@ -42,17 +45,20 @@ using conv_thin::ThinAxis;
 using conv_thin::ThinPass;
 using conv_thin::ThinPlan;
 
-constexpr int kBlock = 128, kWarps = kBlock / 32;
-constexpr int kSumRows = 48;  // products of a thread block that sums the weight's gradient
+constexpr int kWarps = conv_thin::kThinWarps, kBlock = kWarps * 32;
+constexpr int kSumRows = conv_thin::kSumProducts;
 
 struct ThinArguments {
   explicit ThinArguments(const ThinPlan& of)
-      : plan(of), by_region_w(of.w.region), by_columns(of.w.size), tiles(static_cast<int>(of.tiles())) {}
+      : plan(of),
+        by_padded(of.padded_products),
+        by_region_w(of.w.region),
+        by_columns(of.w.size),
+        tiles(static_cast<int>(of.tiles())) {}
   ThinPlan plan;
   const void *from = nullptr, *w = nullptr, *bias = nullptr;  // w: y, of the weight's gradient
   void* to = nullptr;
   float* parts = nullptr;
-  int padded_products = 0, weight_pitch = 0;   // of weights in shared memory
   Divider by_padded, by_region_w, by_columns;  // by_columns: of tiles
   int tiles;
   double slope = 1;
@@ -117,8 +123,8 @@ struct ThinSums {
   }
 };
 
-/// Of vectors of neighbours along one axis, a thread has kRows = 2 words' elements along the other: the two
-/// words of element e of all.
+/// A thread has vectors of neighbours along one axis, as many as two words' elements, which are neighbours
+/// along the other: the two words at element e of all.
 template <class T>
 __device__ __forceinline__ void words_across(const uint4 (&rows)[8 / sizeof(T)], int e,
                                              std::uint32_t (&words)[2]) {
@@ -129,6 +135,13 @@ __device__ __forceinline__ void words_across(const uint4 (&rows)[8 / sizeof(T)],
   } else {
     words[0] = word_of(rows[0], e), words[1] = word_of(rows[1], e);
   }
+}
+
+/// Of a word of products from r on, those that there are: others are zeros, as their weights are.
+template <class T>
+__device__ __forceinline__ std::uint32_t of_products(const ThinPlan& p, int r, std::uint32_t word) {
+  if (r >= p.products) return 0;
+  return sizeof(T) == 2 && r + 1 == p.products ? word & 0xffff : word;
 }
 
 /// A word of elements `step` apart in shared memory.
@@ -160,14 +173,14 @@ struct ThinTile {
 /// Weights to shared memory: of padded_products rows of channels (`by_products`), or of rows of products for
 /// each channel; zeros where there are none.
 template <class T, bool by_products>
-__device__ void bring_weights(const ThinArguments& a, int channels, T* weights) {
+__device__ void bring_weights(const ThinArguments& a, T* weights) {
   const ThinPlan& p = a.plan;
 #pragma unroll 8
-  for (int i = threadIdx.x; i < channels * a.padded_products; i += kBlock) {
+  for (int i = threadIdx.x; i < p.channels * p.padded_products; i += kBlock) {
     const int c = a.by_padded.divide(i), r = a.by_padded.modulo(i, c);
     const bool exists = c < p.ci && r < p.products;
     const T value = exists ? static_cast<const T*>(a.w)[c * p.products + r] : T{};
-    weights[by_products ? r * a.weight_pitch + c : c * a.weight_pitch + r] = value;
+    weights[by_products ? r * p.weight_pitch + c : c * p.weight_pitch + r] = value;
   }
 }
 
@@ -202,7 +215,7 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
   const ThinPlan& p = a.plan;
   extern __shared__ uint4 memory[];
   T* const weights = reinterpret_cast<T*>(memory);
-  float* const z = reinterpret_cast<float*>(weights + a.padded_products * a.weight_pitch);
+  float* const z = reinterpret_cast<float*>(weights + p.padded_products * p.weight_pitch);
   TapsOfOutput* const rows = reinterpret_cast<TapsOfOutput*>(z + p.products * p.sum_pitch());
   TapsOfOutput* const columns = rows + p.h.size;
   const ThinTile tile(p, blockIdx.x);
@@ -210,8 +223,7 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
   for (int i = threadIdx.x; i < p.h.size + p.w.size; i += kBlock)
     rows[i] = i < p.h.size ? TapsOfOutput(p.h, first_h + i) : TapsOfOutput(p.w, first_w + i - p.h.size);
   await_previous();
-  const int channels = (p.ci + kStep - 1) / kStep * kStep;
-  bring_weights<T, true>(a, channels, weights);
+  bring_weights<T, true>(a, weights);
   __syncthreads();
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -230,9 +242,9 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
       offsets[j] = inside ? ((x_h + row) * p.w.x + x_w + column) * (kLast ? p.ci : 1) : -1;
     }
 #pragma unroll 1
-    for (int first = 0; first < a.padded_products; first += 16 * kRows) {
+    for (int first = 0; first < p.padded_products; first += 16 * kRows) {
       ThinSums<Math, kRows, kColumns> sums;
-      const T* const of_rows = weights + (first + g) * a.weight_pitch;
+      const T* const of_rows = weights + (first + g) * p.weight_pitch;
       int steps = 0;
 #pragma unroll 1
       for (int c = 0; c < p.ci; c += kStep) {
@@ -244,9 +256,9 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
             vectors[j] = load_if(offsets[j] >= 0 && channel < p.ci, x + offsets[j] + channel);
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
-            const T* const at = of_rows + i * 16 * a.weight_pitch + channel;
+            const T* const at = of_rows + i * 16 * p.weight_pitch + channel;
             const uint4 above = *reinterpret_cast<const uint4*>(at),
-                        below = *reinterpret_cast<const uint4*>(at + 8 * a.weight_pitch);
+                        below = *reinterpret_cast<const uint4*>(at + 8 * p.weight_pitch);
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
               const Operand<Math, 4> of_weights({word_of(above, 2 * s), word_of(below, 2 * s),
@@ -267,9 +279,9 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
                                  x + static_cast<std::int64_t>(channel + i) * plane + offsets[0]);
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
-            const T* const at = of_rows + i * 16 * a.weight_pitch + channel;
+            const T* const at = of_rows + i * 16 * p.weight_pitch + channel;
             const uint2 above = *reinterpret_cast<const uint2*>(at),
-                        below = *reinterpret_cast<const uint2*>(at + 8 * a.weight_pitch);
+                        below = *reinterpret_cast<const uint2*>(at + 8 * p.weight_pitch);
             const Operand<Math, 4> of_weights({above.x, below.x, above.y, below.y});
 #pragma unroll
             for (int j = 0; j < kColumns; ++j) {
@@ -331,7 +343,7 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
 template <class T, bool kLast>
 __device__ void bring_region(const ThinPlan& p, const ThinTile& tile, const T* all, T* region) {
   const int first_h = tile.h * p.h.size * p.h.stride - p.h.padding,
-            first_w = tile.w * p.w.size * p.w.stride - p.w.padding, pitch = p.region_pitch();
+            first_w = tile.w * p.w.size * p.w.stride - p.w.padding, pitch = p.w.region;
   const T* const y = all + static_cast<std::int64_t>(tile.image) * p.co * p.h.y * p.w.y;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int line = warp; line < p.h.region * (kLast ? 1 : p.co); line += kWarps) {
@@ -352,7 +364,7 @@ __device__ void bring_region(const ThinPlan& p, const ThinTile& tile, const T* a
 __device__ __forceinline__ int offset_of_product(const ThinPlan& p, int r) {
   if (r >= p.products) return 0;
   const int m = r / p.taps, tap = r - m * p.taps, kh = tap / p.w.kernel, kw = tap - kh * p.w.kernel;
-  return (m * p.h.region + kh * p.h.dilation) * p.region_pitch() + kw * p.w.dilation;
+  return (m * p.h.region + kh * p.h.dilation) * p.w.region + kw * p.w.dilation;
 }
 
 /// x's results of a tile. A warp has four vectors of pixels at a time (channels last: 32 pixels), and goes
@@ -368,11 +380,10 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
   extern __shared__ uint4 memory[];
   T* const weights = reinterpret_cast<T*>(memory);
   __shared__ int offsets[kSteps * kOfStep];
-  const int channels = (p.ci + 31) / 32 * 32;
-  T* const region = weights + channels * a.weight_pitch;
+  T* const region = weights + p.channels * p.weight_pitch;
   await_previous();
   const ThinTile tile(p, blockIdx.x);
-  bring_weights<T, false>(a, channels, weights);
+  bring_weights<T, false>(a, weights);
   bring_region<T, kLast>(p, tile, static_cast<const T*>(a.from), region);
   for (int r = threadIdx.x; r < kSteps * kOfStep; r += kBlock) offsets[r] = offset_of_product(p, r);
   __syncthreads();
@@ -386,7 +397,7 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
   const auto place_of = [&](int i, int& first) {
     const int row = a.by_columns.divide(i), column = a.by_columns.modulo(i, row);
     const bool inside = i < all;
-    first = inside ? row * p.h.stride * p.region_pitch() + column * p.w.stride : 0;
+    first = inside ? row * p.h.stride * p.w.region + column * p.w.stride : 0;
     const int ih = tile.h * p.h.size + row, iw = tile.w * p.w.size + column;
     return inside && ih < p.h.x && iw < p.w.x ? ih * p.w.x + iw : -1;
   };
@@ -405,8 +416,10 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
           for (int s = 0; s < kSteps; ++s)
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-              const int* const at = offsets + s * kOfStep + (t * 2 + k) * W::kWord;
-              words[s][i][half + 2 * k] = gather(region + first + at[0], at[W::kWord - 1] - at[0]);
+              const int r = s * kOfStep + (t * 2 + k) * W::kWord;
+              const int* const at = offsets + r;
+              words[s][i][half + 2 * k] =
+                  of_products<T>(p, r, gather(region + first + at[0], at[W::kWord - 1] - at[0]));
             }
         }
     } else {
@@ -418,12 +431,13 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
       for (int s = 0; s < kSteps; ++s)
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const int* const at = offsets + s * kOfStep + (t * 2 + k) * W::kWord;
+          const int r = s * kOfStep + (t * 2 + k) * W::kWord;
+          const int* const at = offsets + r;
           const T* const from = region + first + at[0];
           const int step = at[W::kWord - 1] - at[0];
 #pragma unroll
           for (int j = 0; j < kGroups; ++j)
-            words[s][j][k] = gather(from + (2 * j + g % 2) * p.w.stride, step);
+            words[s][j][k] = of_products<T>(p, r, gather(from + (2 * j + g % 2) * p.w.stride, step));
         }
     }
     if constexpr (kLast) {
@@ -433,7 +447,7 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
         float sums[kGroups][kTiles][4] = {};
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
-          const T* const of_channel = weights + (c + g / 2 * W::kVector + 2 * j + g % 2) * a.weight_pitch;
+          const T* const of_channel = weights + (c + g / 2 * W::kVector + 2 * j + g % 2) * p.weight_pitch;
 #pragma unroll
           for (int s = 0; s < kSteps; ++s) {
             const uint2 two = *reinterpret_cast<const uint2*>(of_channel + s * kOfStep + t * 2 * W::kWord);
@@ -464,11 +478,11 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
 #pragma unroll 1
       for (int c = 0; c < p.ci; c += 16) {
         float sums[kTiles][4] = {};
-        const T* const above = weights + (c + g) * a.weight_pitch + t * 2 * W::kWord;
+        const T* const above = weights + (c + g) * p.weight_pitch + t * 2 * W::kWord;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
           const uint2 first = *reinterpret_cast<const uint2*>(above + s * kOfStep),
-                      second = *reinterpret_cast<const uint2*>(above + s * kOfStep + 8 * a.weight_pitch);
+                      second = *reinterpret_cast<const uint2*>(above + s * kOfStep + 8 * p.weight_pitch);
           const Operand<Math, 4> of_weights({first.x, second.x, first.y, second.y});
 #pragma unroll
           for (int j = 0; j < kTiles; ++j) multiply(sums[j], of_weights, Operand<Math, 2>(words[s][j]));
@@ -509,7 +523,7 @@ __global__ void __launch_bounds__(kBlock) thin_weight_grad_kernel(const __grid_c
   await_previous();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int first_channel = blockIdx.y * kChannels, first_product = blockIdx.z * kSumRows;
-  const int plane = p.h.x * p.w.x, all = p.h.size * p.w.size, pitch = p.region_pitch();
+  const int plane = p.h.x * p.w.x, all = p.h.size * p.w.size, pitch = p.w.region;
   const int channel = first_channel + g * W::kVector;
   int offsets[2 * kRows];
 #pragma unroll
@@ -594,59 +608,35 @@ void visit_thin(const Tensor& tensor, const F& f) {
   f.template operator()<Tf32, true>();
 }
 
-/// The least pitch from `least` on, in elements, that is `rest` words more than a multiple of 32 words.
-int pitch_of(int least, int rest, int element_bytes) {
-  const int of_word = 4 / element_bytes, words = (least + of_word - 1) / of_word;
-  return ((words - rest + 31) / 32 * 32 + rest) * of_word;
+template <class... P>
+void launch_thin(void (*kernel)(P...), dim3 grid, const ThinArguments& a, const Tensor& to) {
+  allow_shared_memory(kernel, a.plan.shared_bytes);
+  launch_kernel_with_shared("conv: thin", to.device(), kernel, grid, kBlock, a.plan.shared_bytes, a);
 }
 
 template <class Math, bool kLast>
-void launch_transposed(ThinArguments& a, const Tensor& to) {
-  using T = typename Math::Element;
-  using W = Words<Math>;
-  const ThinPlan& p = a.plan;
-  constexpr int kStep = kLast ? 4 * W::kVector : 8 * W::kWord;
-  const int tiles = static_cast<int>(ceil_div(p.products, 16)), rows = tiles % 3 == 0   ? 3
-                                                                       : tiles % 2 == 0 ? 2
-                                                                       : tiles == 1     ? 1
-                                                                                        : 3;
-  a.padded_products = static_cast<int>(ceil_div(tiles, rows)) * rows * 16;
-  a.by_padded = Divider(a.padded_products);
-  // Eight rows of four threads' words: four rows of 8 bytes, or two of 16, meet all banks.
-  a.weight_pitch = pitch_of(static_cast<int>(ceil_div(p.ci, kStep)) * kStep, kLast ? 16 : 8, sizeof(T));
-  const int shared = a.padded_products * a.weight_pitch * static_cast<int>(sizeof(T)) + p.tile_bytes() +
-                     (p.h.size + p.w.size) * static_cast<int>(sizeof(TapsOfOutput));
-  const auto launch = [&](auto kernel) {
-    allow_shared_memory(kernel, shared);
-    launch_kernel_with_shared("conv: thin", to.device(), kernel, grid_size("conv", p.tiles()), kBlock, shared,
-                              a);
+void launch_transposed(const ThinArguments& a, const Tensor& to) {
+  static_assert(sizeof(TapsOfOutput) == conv_thin::kTapsBytes);
+  const dim3 grid(grid_size("conv", a.plan.tiles()));
+  const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+    ((a.plan.at_once == kRows ? launch_thin(thin_transposed_kernel<Math, kLast, kRows>, grid, a, to)
+                              : void()),
+     ...);
   };
-  rows == 1   ? launch(thin_transposed_kernel<Math, kLast, 1>)
-  : rows == 2 ? launch(thin_transposed_kernel<Math, kLast, 2>)
-              : launch(thin_transposed_kernel<Math, kLast, 3>);
+  launch(std::integer_sequence<int, 1, 2, 3>());
 }
 
 template <class Math, bool kLast>
-void launch_plain(ThinArguments& a, const Tensor& to) {
-  using T = typename Math::Element;
-  using W = Words<Math>;
-  const ThinPlan& p = a.plan;
-  const int steps = static_cast<int>(ceil_div(p.products, 8 * W::kWord));
-  const auto launch = [&]<int kSteps>() {
-    a.padded_products = kSteps * 8 * W::kWord;
-    a.by_padded = Divider(a.padded_products);
-    a.weight_pitch = pitch_of(a.padded_products, 8, sizeof(T));
-    const int channels = static_cast<int>(ceil_div(p.ci, 32)) * 32;
-    const int shared = (channels * a.weight_pitch + p.region_count()) * static_cast<int>(sizeof(T));
-    allow_shared_memory(thin_plain_kernel<Math, kLast, kSteps>, shared);
-    launch_kernel_with_shared("conv: thin", to.device(), thin_plain_kernel<Math, kLast, kSteps>,
-                              grid_size("conv", p.tiles()), kBlock, shared, a);
+void launch_plain(const ThinArguments& a, const Tensor& to) {
+  constexpr int kUnit = 2 / Words<Math>::kWord;
+  const dim3 grid(grid_size("conv", a.plan.tiles()));
+  const auto launch = [&]<int... kUnits>(std::integer_sequence<int, kUnits...>) {
+    ((a.plan.at_once == kUnits * kUnit
+          ? launch_thin(thin_plain_kernel<Math, kLast, kUnits * kUnit>, grid, a, to)
+          : void()),
+     ...);
   };
-  constexpr int kUnit = 2 / W::kWord;
-  if (steps <= kUnit) return launch.template operator()<kUnit>();
-  if (steps <= 2 * kUnit) return launch.template operator()<2 * kUnit>();
-  if (steps <= 3 * kUnit) return launch.template operator()<3 * kUnit>();
-  launch.template operator()<5 * kUnit>();
+  launch(std::integer_sequence<int, 1, 2, 3, 5>());
 }
 
 /// Thread blocks along tiles.
@@ -655,14 +645,13 @@ std::int64_t weight_grad_blocks(const ThinPlan& p, int element_bytes) {
   return std::clamp<std::int64_t>(conv_thin::kBlocks / others, 1, p.tiles());
 }
 
-}  // namespace
-
-namespace {
-
-std::optional<ThinPlan> plan_of(const ConvTranspose2dGeometry& g, ThinPass pass, DType dtype, Layout layout) {
-  if (dtype == DType::float64) return {};
-  if (dtype == DType::float32 && float32_precision() == Precision::highest) return {};
-  return thin_plan(g, pass, layout, static_cast<int>(size_of(dtype)));
+const std::optional<ThinPlan>& plan_of(const ConvTranspose2dGeometry& g, ThinPass pass, DType dtype,
+                                       Layout layout) {
+  static const std::optional<ThinPlan> none;
+  if (dtype == DType::float64) return none;
+  if (dtype == DType::float32 && float32_precision() == Precision::highest) return none;
+  const int bytes = static_cast<int>(size_of(dtype));
+  return remembered(ConvQuestion(g, pass, layout, bytes), [&] { return thin_plan(g, pass, layout, bytes); });
 }
 
 }  // namespace
@@ -704,11 +693,7 @@ void thin_products_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x
       using T = typename Math::Element;
       const dim3 grid(grid_size("conv", blocks), static_cast<unsigned>(ceil_div(p.ci, kSumChannels<T>)),
                       static_cast<unsigned>(ceil_div(p.products, kSumRows)));
-      const int sums = kWarps * kSumChannels<T> * (kSumRows + 1) * static_cast<int>(sizeof(float)),
-                shared = std::max(p.region_bytes(bytes), sums);
-      allow_shared_memory(thin_weight_grad_kernel<Math>, shared);
-      launch_kernel_with_shared("conv: thin", w.device(), thin_weight_grad_kernel<Math>, grid, kBlock, shared,
-                                a);
+      launch_thin(thin_weight_grad_kernel<Math>, grid, a, w);
       add_parts<T>(parts.data(), blocks, w);
     }
   });

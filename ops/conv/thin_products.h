@@ -61,10 +61,15 @@ struct ThinAxis {
   }
 };
 
+inline constexpr int kThinWarps = 4;     // of a thread block
+inline constexpr int kSumProducts = 48;  // of a thread block that sums the weight's gradient
+inline constexpr int kTapsBytes = 16;    // of what is known of an output's taps
+inline constexpr int kMostSharedBytes = 225 << 10;
+
+/// Weights in shared memory have rows of products' channels, or of channels' products, a pitch apart that is
+/// so many words more than a multiple of 32: eight rows of four threads' words meet all banks.
 struct ThinPlan {
-  /// Of products with x, which conv_transpose2d makes (`transposed`), or of those with y. `vector`: elements
-  /// of 16 bytes.
-  ThinPlan(const ConvTranspose2dGeometry& g, bool transposed, Layout layout, int vector)
+  ThinPlan(const ConvTranspose2dGeometry& g, ThinPass pass, Layout layout, int element_bytes)
       : n(static_cast<int>(g.n)),
         ci(static_cast<int>(g.ci)),
         co(static_cast<int>(g.co)),
@@ -73,28 +78,43 @@ struct ThinPlan {
         h(g.h),
         w(g.w) {
     const bool last = layout == Layout::nhwc;
-    const auto up = [](std::int64_t size, int unit) {
-      return static_cast<int>((size + unit - 1) / unit * unit);
-    };
+    const int vector = 16 / element_bytes, word = 4 / element_bytes;
     const auto shares = static_cast<int>((g.w.in + 63) / 64);  // of a row
-    const auto enough = [&](int blocks) { return std::int64_t{n} * h.tiles * w.tiles >= blocks; };
-    if (transposed) {
+    // Tiles of few rows read their neighbours' rows, too.
+    const auto enough = [&](int blocks) { return tiles() >= blocks; };
+    if (pass == ThinPass::transposed) {
       if (!last) w.align = vector;
-      w.cut_y(up((g.w.out + shares - 1) / shares, w.stride));
-      h.cut_y(1);
+      w.cut_y(up((w.y + shares - 1) / shares, w.stride));
       for (int rows = 32; rows > 0; rows = rows * 3 / 4) {
         h.cut_y(std::min(h.y, rows * h.stride));
         const bool fits = tile_bytes() <= kMostTileBytes;
         if (fits && (rows <= 3 || (tile_bytes() <= kGoodTileBytes && enough(kBlocks)))) break;
       }
+      const int tiles = (products + 15) / 16;
+      at_once = tiles % 3 == 0 ? 3 : tiles % 2 == 0 ? 2 : tiles == 1 ? 1 : 3;
+      padded_products = up(tiles, at_once) * 16;
+      channels = up(ci, last ? 4 * vector : 8 * word);
+      weight_pitch = pitch_of(channels, last ? 16 : 8, word);
+      shared_bytes =
+          padded_products * weight_pitch * element_bytes + tile_bytes() + (h.size + w.size) * kTapsBytes;
     } else {
-      w.cut_x(up((g.w.in + shares - 1) / shares, last ? 4 : vector));
+      w.cut_x(up((w.x + shares - 1) / shares, last ? 4 : vector));
       for (int rows = 32; rows > 0; rows = rows * 3 / 4) {
         h.cut_x(std::min(h.x, rows));
-        if (h.size * w.size <= 1024 && region_bytes(16 / vector) <= kMostTileBytes / 2 &&
+        if (h.size * w.size <= 1024 && region_bytes(element_bytes) <= kMostTileBytes / 2 &&
             (rows <= 3 || enough(3 * kBlocks)))
           break;
       }
+      const int unit = 2 / word, steps = (products + 8 * word - 1) / (8 * word),
+                units = (steps + unit - 1) / unit;
+      at_once = (units <= 3 ? units : 5) * unit;
+      padded_products = at_once * 8 * word;
+      channels = up(ci, 32);
+      weight_pitch = pitch_of(padded_products, 8, word);
+      shared_bytes = pass == ThinPass::plain
+                         ? channels * weight_pitch * element_bytes + region_bytes(element_bytes)
+                         : std::max(region_bytes(element_bytes),
+                                    kThinWarps * (128 / element_bytes) * (kSumProducts + 1) * 4);
     }
     by_tiles_w = Divider(w.tiles), by_tiles_h = Divider(h.tiles), by_co = Divider(co);
   }
@@ -103,14 +123,22 @@ struct ThinPlan {
   TAPEDECK_HD int sum_pitch() const { return pixels() + 8; }
   int tile_bytes() const { return products * sum_pitch() * 4; }
   /// Of a tile's region of y.
-  TAPEDECK_HD int region_pitch() const { return w.region; }
-  TAPEDECK_HD int region_count() const { return co * h.region * region_pitch(); }
-  int region_bytes(int element_bytes) const { return region_count() * element_bytes; }
+  int region_bytes(int element_bytes) const { return co * h.region * w.region * element_bytes; }
   std::int64_t tiles() const { return std::int64_t{n} * h.tiles * w.tiles; }
 
   int n, ci, co, taps, products;
   ThinAxis h, w;
   Divider by_tiles_w, by_tiles_h, by_co;
+  int at_once = 1;                         // transposed: times 16 products; plain: steps of products
+  int padded_products = 0, channels = 0;   // of weights in shared memory: both padded
+  int weight_pitch = 0, shared_bytes = 0;  // in elements; of a thread block
+
+ private:
+  static int up(int size, int unit) { return (size + unit - 1) / unit * unit; }
+  static int pitch_of(int least, int rest, int of_word) {
+    const int words = (least + of_word - 1) / of_word;
+    return (up(words - rest, 32) + rest) * of_word;
+  }
 };
 
 /// The plan, if thin kernels can compute a call on tensors of this layout. Layers for which others were found
@@ -130,9 +158,9 @@ inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinP
   } else if (!last && (weight || (transposed && g.w.in > 256))) {
     return {};
   }
-  const ThinPlan plan(g, transposed, layout, vector);
-  const bool fits =
-      transposed ? plan.tile_bytes() <= kMostTileBytes : plan.region_bytes(element_bytes) <= kMostTileBytes;
+  const ThinPlan plan(g, pass, layout, element_bytes);
+  const bool fits = plan.shared_bytes <= kMostSharedBytes &&
+                    (transposed ? plan.tile_bytes() : plan.region_bytes(element_bytes)) <= kMostTileBytes;
   return fits && plan.tiles() < (std::int64_t{1} << 31) ? std::optional(plan) : std::nullopt;
 }
 

@@ -21,12 +21,13 @@
 // with several parts warpgroups take turns at the tensor cores.
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 622 TFLOP/s; 64 to 64 channels, 3x3: 497, where tensor cores still wait for results to be
-// written. A box with one tap brings as much as windows do, and is no faster. What mattered: that products of
-// a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast); kernels for many numbers of places,
-// as with 256 a quarter is wasted on images 64 wide. What did not: the order of the map's axes; turns of
-// warpgroups in the weight's gradient; letting the next kernel's blocks come early, which made small
-// layers 1.2 to 1.4 times as slow.
+// 4, stride 2: 642 TFLOP/s; 64 to 64 channels, 3x3: 494, where tensor cores still wait for results to be
+// written. What mattered: that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast);
+// kernels for many numbers of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo
+// (box_plan.h; up to 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's
+// gradient; letting the next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow;
+// clusters of two blocks whose boxes come to both at once, which are no faster (the second-level cache does
+// not bound) or slower, and whose arrivals at barriers must not be releases to the cluster.
 #pragma once
 
 #include <algorithm>

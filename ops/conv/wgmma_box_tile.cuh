@@ -41,7 +41,7 @@ struct BoxArguments {
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
 };
 
-static_assert(sizeof(BoxArguments) <= 4096);  // of a kernel
+static_assert(sizeof(BoxArguments) <= 4096);  // what a kernel's parameters may take with CUDA 12.0
 
 /// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
 template <int kJoined>

@@ -37,6 +37,7 @@ struct BoxGradArguments {
   int groups, ci, co, kernel_w, y_channels, rows;  // as in WgmmaWeightGradArguments
   int split_tiles, stages;
 };
+static_assert(sizeof(BoxGradArguments) <= 4096);
 
 template <class M, int kAtomsOfTile>
 struct BoxGradKernel {
@@ -284,9 +285,9 @@ struct BoxGradKernel {
       const std::int64_t tap = at.kh * call.kernel_w + at.kw;
       const int first = at.y_block * kBlockChannels + lane % 4 * 2;
       float* to = part + (tap * call.y_channels + first) * call.ci;
-      asm volatile(""
-                   : "+l"(to));  // or all addresses are computed before products, and kept meanwhile
-                                 // Several at a time: what is there is loaded before anything is stored.
+      // Or all addresses are computed before products, and kept meanwhile.
+      asm volatile("" : "+l"(to));
+      // Several at a time: what is there is loaded before anything is stored.
       constexpr int kAtOnce = kWarpgroups == 4 ? 8 : 16;
 #pragma unroll
       for (int begin = 0; begin < 32; begin += kAtOnce, to += 2 * kAtOnce * call.ci) {

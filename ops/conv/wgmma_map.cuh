@@ -247,6 +247,7 @@ struct WgmmaMap {
 
   /// Adds the parts of four sums of each thread of a tile.
   __device__ static void add_parts(const WgmmaMapArguments& call) {
+    await_previous();
     const Plan& p = call.plan;
     const MapTile tile(call, BM, blockIdx.x);
     const float* from = call.parts + static_cast<std::int64_t>(blockIdx.x) * (Tile::kSums * kConsumers) +
