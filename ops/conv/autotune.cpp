@@ -212,9 +212,11 @@ Tuning& tuning() {
 }
 
 /// With the mutex.
-void begin(Tuning& t, const std::optional<ConvAutotuneOptions>& options) {
-  t.tuner = options ? std::make_shared<ConvTuner>(*options) : nullptr;
-  t.number = options ? ++t.tuners : 0;
+void begin(Tuning& t, std::optional<ConvAutotuneOptions> options) {
+  std::shared_ptr<ConvTuner> tuner;
+  if (options) tuner = std::make_shared<ConvTuner>(*std::move(options));
+  t.number = tuner ? ++t.tuners : 0;
+  t.tuner = std::move(tuner);
 }
 
 std::optional<ConvAutotuneOptions> from_environment() {
@@ -230,7 +232,7 @@ std::optional<ConvAutotuneOptions> from_environment() {
 void set_conv_autotune(std::optional<ConvAutotuneOptions> options) {
   Tuning& t = tuning();
   const std::lock_guard lock(t.mutex);
-  begin(t, options);
+  begin(t, std::move(options));
 }
 
 std::shared_ptr<ConvTuner> conv_tuner() {
