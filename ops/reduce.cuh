@@ -63,10 +63,12 @@ struct ReducePlan {
 template <class Value>
 inline constexpr int kReduceBlocks = sizeof(Value) <= 8 ? 2 : 1;
 
+inline constexpr std::int64_t kMultiprocessors = 132;  // of an H100: results do not depend on the device
+
 /// How many chunks of terms keep a GPU busy, where so many blocks are needed for each: those of which no wave
 /// of blocks (an H100 has this many at once) is mostly empty.
 inline std::int64_t best_chunks(std::int64_t blocks) {
-  constexpr std::int64_t kAtOnce = 2 * 132;
+  constexpr std::int64_t kAtOnce = 2 * kMultiprocessors;
   std::int64_t best = 1;
   double most = 0;  // the busy share of all waves
   for (std::int64_t waves = 1; waves <= 4 && most < 0.9; ++waves) {
@@ -106,8 +108,15 @@ inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1
   plan.term_lanes = power_of_two(plan.terms);
   if (plan.columns)
     plan.term_lanes = std::min(plan.term_lanes, kThreads / std::min(32, power_of_two(plan.result_vectors)));
-  const std::int64_t blocks = ceil_div(plan.result_vectors, kThreads / plan.term_lanes);
-  const std::int64_t most = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.term_lanes));
+  std::int64_t blocks = ceil_div(plan.result_vectors, kThreads / plan.term_lanes);
+  // Many blocks start and fold in turns: then rather more terms a lane.
+  if (!plan.columns && blocks > 2 * kMultiprocessors) {
+    for (; plan.term_lanes > 32 && blocks > kMultiprocessors; blocks = ceil_div(blocks, 2))
+      plan.term_lanes /= 2;
+  }
+  // Chunks have a second kernel, which costs more than a few terms: not where most of the GPU is busy anyway.
+  const std::int64_t least = blocks > kMultiprocessors / 2 ? 16 : 1,
+                     most = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.term_lanes * least));
   plan.chunks = std::min(best_chunks(std::max<std::int64_t>(blocks, 1)), most);
   plan.chunk = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunks));
   plan.chunks = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunk));

@@ -18,67 +18,122 @@ struct WeightStrides {
   int from, to, kernel_h, kernel_w;  // between channels of `from`, of `to`; taps are neighbours
 };
 
-/// What tells a thread its part of packed weights.
-struct WeightVectors {
-  WeightVectors(const BoxPlan& p, const WeightStrides& strides, int padded)
-      : to_is_near(strides.to < strides.from),
-        channels(padded),
-        count(std::int64_t{strides.kernel_h} * strides.kernel_w * p.chunks * kVectors * padded),
-        by_taps(strides.kernel_h * strides.kernel_w),
+/// How weights are packed: a block has a chunk of channels of `from`, some of `to`, and some taps.
+struct WeightTile {
+  static constexpr int kSharedBytes = 32 * 1024, kMostTaps = 32;
+
+  /// `padded`: channels of `to`, in whole tiles of blocks; `at_once`: taps that a thread reads.
+  WeightTile(const BoxPlan& p, const WeightStrides& strides, int padded, int value_bytes, int at_once)
+      : pitch(kVectors * p.elements + 4 / value_bytes),
+        taps(std::min(strides.kernel_h * strides.kernel_w, kMostTaps)),
+        by_taps(taps),
+        by_reads(taps / at_once),
         by_kernel_w(strides.kernel_w),
-        by_near(to_is_near ? padded : p.chunks * kVectors) {}
-  bool to_is_near;
-  int channels;        // of `to`, padded
-  std::int64_t count;  // of a group
-  Divider by_taps, by_kernel_w, by_near;
+        by_chunks(p.chunks),
+        to_is_near(strides.to < strides.from) {
+    const std::int64_t tiles_taps = ceil_div(strides.kernel_h * strides.kernel_w, taps);
+    const auto blocks_of = [&] { return p.chunks * tiles_taps * (padded >> log_channels); };
+    while (log_channels > 0 && (shared_bytes(value_bytes) > kSharedBytes || blocks_of() * p.groups < 2 * 132))
+      --log_channels;
+    by_tiles_to = Divider(padded >> log_channels);
+    blocks = blocks_of();
+  }
+  TAPEDECK_HD int channels() const { return 1 << log_channels; }  // of `to`
+  int shared_bytes(int value_bytes) const { return channels() * taps * pitch * value_bytes; }
+
+  int pitch;  // of a tap's channels in shared memory, so that taps meet different banks
+  int taps, log_channels = 3;
+  Divider by_taps, by_reads, by_kernel_w, by_chunks, by_tiles_to;
+  std::int64_t blocks = 0;  // of a group
+  bool to_is_near;          // whether channels of `to` are nearer to each other than those of `from`
 };
 
-/// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A thread has a
-/// vector of a tap and a channel of `to`; neighbours have neighbouring weights.
-template <class Math>
+/// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A block reads
+/// weights as they lie, a thread always the same kTaps taps, and writes whole rows of vectors. What counts
+/// here is instructions: looking for the place of each vector's tap took half of the time.
+template <class Math, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
-                            const __grid_constant__ WeightVectors all, const typename Math::Value* w,
-                            int blocks, const unsigned* largest, uint4* packed) {
+                            const __grid_constant__ WeightTile t, const typename Math::Value* w, int blocks,
+                            int tiles_block, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
-  await_previous();
   constexpr int kParts = Math::kOperandParts;
-  constexpr int kElements = kVectorBytes / sizeof(T);
-  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x), group = blockIdx.y;
-  if (i >= all.count) return;
-  const int rest = all.by_taps.divide(i), tap = all.by_taps.modulo(i, rest);
-  const int outer = all.by_near.divide(rest), inner = all.by_near.modulo(rest, outer);
-  const int m = all.to_is_near ? inner : outer, v = all.to_is_near ? outer : inner;
-  const int of_block = m % kBlockChannels,
-            channel = m - of_block + of_block % (kBlockChannels / channel_copies(p.to_channels));
-  const int kh = all.by_kernel_w.divide(tap), weight = p.weight_of(kh, all.by_kernel_w.modulo(tap, kh), v);
-  if (weight < 0) return;
-  const Value* const from = w + group * strides.group +
-                            static_cast<std::int64_t>(v) * kElements * strides.from +
-                            static_cast<std::int64_t>(channel) * strides.to + tap;
-  Pack<T, kElements> parts[kParts];
-#pragma unroll
-  for (int k = 0; k < kElements; ++k) {
-    const bool exists = channel < p.to_channels && v * kElements + k < p.from_channels;
-    const Value value = exists ? from[static_cast<std::int64_t>(k) * strides.from] : Value{};
-    if constexpr (Math::kScaled) {
-      T of_value[kParts];
-      split_half(value, scale_of(*largest), of_value);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
-    } else {
-      parts[0].values[k] = Math::prepare(value);
-    }
+  constexpr int kElements = kVectorBytes / sizeof(T), kFrom = kVectors * kElements;
+  constexpr int kAtOnce = kTaps == 1 ? 8 : 4;  // loads
+  extern __shared__ uint4 memory[];
+  __shared__ int weights[WeightTile::kMostTaps];
+  Value* const staged = reinterpret_cast<Value*>(memory);
+  const int index = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), group = blockIdx.y;
+  const int rest = t.by_tiles_to.divide(index), tile_taps = t.by_chunks.divide(rest);
+  const int first_m = t.by_tiles_to.modulo(index, rest) << t.log_channels,
+            chunk = t.by_chunks.modulo(rest, tile_taps), first_tap = tile_taps * t.taps;
+  const int taps = min(t.taps, strides.kernel_h * strides.kernel_w - first_tap);
+  if (thread < taps) {
+    const int kh = t.by_kernel_w.divide(first_tap + thread),
+              kw = t.by_kernel_w.modulo(first_tap + thread, kh);
+    weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
-  const int block = m / kBlockChannels, row = block_row(m % kBlockChannels);
-  const std::int64_t tile =
-      (static_cast<std::int64_t>(group) * p.weights + weight) * (all.channels / kBlockChannels / blocks) +
-      block / blocks;
+  await_previous();
+  // A line has the taps of a pair of channels (which kMostPackedBytes keeps within 31 bits). Rows of a block
+  // repeat its channels where these are few.
+  const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kTaps,
+            step = t.by_reads.divide(kThreads),
+            lines = first_line < step && tap < taps ? kFrom << t.log_channels : 0;
+  const int of_block = first_m % kBlockChannels,
+            different = kBlockChannels / channel_copies(p.to_channels) - 1;
+  const Value* const from = w + group * strides.group +
+                            static_cast<std::int64_t>(chunk * kFrom) * strides.from +
+                            static_cast<std::int64_t>(first_m - of_block) * strides.to + first_tap + tap;
+  const int from_channels = p.from_channels - chunk * kFrom, to_channels = p.to_channels - first_m + of_block;
+  for (int first = first_line; first < lines; first += kAtOnce * step) {
+    Pack<Value, kTaps> values[kAtOnce];
+    int to[kAtOnce];
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const std::int64_t to = ((tile * kParts + part) * blocks + block % blocks) * kBlockChannels + row;
-    *reinterpret_cast<Pack<T, kElements>*>(packed + to * kVectors + (v % kVectors ^ (row & 7))) = parts[part];
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int line = first + k * step;
+      const int c = t.to_is_near ? line >> t.log_channels : line % kFrom,
+                m = t.to_is_near ? line & (t.channels() - 1) : line / kFrom, row = (of_block + m) & different;
+      to[k] = line < lines ? (m * t.taps + tap) * t.pitch + c : -1;
+      values[k] =
+          line < lines && c < from_channels && row < to_channels
+              ? *reinterpret_cast<const Pack<Value, kTaps>*>(from + c * strides.from + row * strides.to)
+              : Pack<Value, kTaps>{};
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+      for (int e = 0; e < kTaps; ++e)
+        if (to[k] >= 0) staged[to[k] + e * t.pitch] = values[k].values[e];
+  }
+  __syncthreads();
+  const std::int64_t tile_step = std::int64_t{tiles_block} * kParts * blocks * kBlockChannels * kVectors;
+  packed += group * p.weights * tile_step;
+  for (int i = thread; i < (t.taps * kVectors) << t.log_channels; i += kThreads) {
+    const int line = i / kVectors, v = i % kVectors, of_tile = t.by_taps.divide(line),
+              of_taps = t.by_taps.modulo(line, of_tile);
+    if (of_taps >= taps || weights[of_taps] < 0) continue;
+    Pack<T, kElements> parts[kParts];
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      const Value value = staged[line * t.pitch + v * kElements + k];
+      if constexpr (Math::kScaled) {
+        T of_value[kParts];
+        split_half(value, scale_of(*largest), of_value);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
+      } else {
+        parts[0].values[k] = Math::prepare(value);
+      }
+    }
+    const int m = first_m + of_tile, block = m / kBlockChannels, row = block_row(m % kBlockChannels);
+    uint4* const to = packed + weights[of_taps] * tile_step;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int of_block_rows = (block / blocks * kParts + part) * blocks + block % blocks;
+      *reinterpret_cast<Pack<T, kElements>*>(to + (of_block_rows * kBlockChannels + row) * kVectors +
+                                             (v ^ (row & 7))) = parts[part];
+    }
   }
 }
 
@@ -94,11 +149,18 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
   call.packed = reinterpret_cast<const char*>(packed.data());
   if (bytes > 0) {
-    const WeightVectors all(p, strides, call.tiles_block * call.blocks * kBlockChannels);
-    launch_kernel("conv: pack", to.device(), pack_box_weights_kernel<Math>,
-                  dim3(grid_size("conv", ceil_div(all.count, kThreads)), static_cast<unsigned>(p.groups)),
-                  kThreads, p, strides, all, static_cast<const typename Math::Value*>(w.raw()), call.blocks,
-                  call.largest_weight, packed.data());
+    using Value = typename Math::Value;
+    const auto pack = [&]<int kTaps>() {
+      const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value),
+                            kTaps);
+      launch_kernel_with_shared("conv: pack", to.device(), pack_box_weights_kernel<Math, kTaps>,
+                                dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)),
+                                kThreads, tile.shared_bytes(sizeof(Value)), p, strides, tile,
+                                static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
+                                call.largest_weight, packed.data());
+    };
+    const bool quads = strides.kernel_h * strides.kernel_w % 4 == 0 && is_aligned(w.read(), sizeof(Value));
+    quads ? pack.template operator()<4>() : pack.template operator()<1>();
   }
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));

@@ -402,6 +402,7 @@ struct BoxOutput {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kWarpgroup), "n"(kWarpgroup) : "memory");
   }
 
+  static constexpr int kPartsAtOnce = 4;  // loads of a sum
   /// Adds the parts of four sums of each consumer of a tile.
   __device__ static void add_parts(const BoxArguments& call) {
     await_previous();
@@ -413,24 +414,39 @@ struct BoxOutput {
     const float* from =
         call.parts + static_cast<std::int64_t>(blockIdx.x) * kOfTile + first * kConsumerThreads + threadIdx.x;
     float sums[4] = {};
-    for (int s = 0; s < call.splits; ++s) {
+    const std::int64_t of_split = static_cast<std::int64_t>(call.tiles) * kOfTile;
+    for (int s = 0; s < call.splits; s += kPartsAtOnce, from += kPartsAtOnce * of_split) {
+      float parts[kPartsAtOnce][4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) sums[k] += from[k * kConsumerThreads];
-      from += static_cast<std::int64_t>(call.tiles) * kOfTile;
+      for (int i = 0; i < kPartsAtOnce; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          parts[i][k] = s + i < call.splits ? from[i * of_split + k * kConsumerThreads] : 0;
+#pragma unroll
+      for (int i = 0; i < kPartsAtOnce; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sums[k] += parts[i][k];
     }
     Value* const to = static_cast<Value*>(call.to) + first_result(call, tile) + to_phase(call, tile, phase);
     float bias[2];
     load_bias(call, tile, bias);
     const Finish finish(call);
     finish(sums, bias);
+    const int c = first_channel(call, tile) + channel(call, 0);
+    if (c >= p.to_channels || !writes(call, 0)) return;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const PlaceOfResult at = place_of_result(call, first_place(call) + place(first % kSums + k));
-      const int c = first_channel(call, tile) + channel(call, k);
-      if (place(first % kSums + k) >= (call.blocks == 1 ? call.half : N)) continue;  // the other warpgroup's
-      if (!exists(at, inside(tile, tile.columns_of(phase))) || c >= p.to_channels || !writes(call, 0))
-        continue;
-      to[at.offset + static_cast<std::int64_t>(c) * call.to_strides.c] = convert<Value>(sums[k]);
+    for (int e = 0; e < 2; ++e) {  // two channels of each of two places
+      const int mine = place(first % kSums + e);
+      const PlaceOfResult at = place_of_result(call, first_place(call) + mine);
+      if (mine >= (call.blocks == 1 ? call.half : N)) continue;  // the other warpgroup's
+      if (!exists(at, inside(tile, tile.columns_of(phase)))) continue;
+      Value* const result = to + at.offset + static_cast<std::int64_t>(c) * call.to_strides.c;
+      if (call.pairs) {
+        *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(sums[e]), convert<Value>(sums[2 + e])};
+      } else {
+        result[0] = convert<Value>(sums[e]);
+        if (c + 1 < p.to_channels) result[call.to_strides.c] = convert<Value>(sums[2 + e]);
+      }
     }
   }
 };

@@ -339,7 +339,7 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
     const std::int64_t vectors = packed_weights(p);
     launch_kernel("conv: pack", to.device(), wgmma_pack_kernel<Tile>,
                   grid_size("conv", ceil_div(vectors, kThreads)), kThreads, p, vectors,
-                  static_cast<const typename Tile::Math::Element*>(w.raw()), call.tiles_n, packed.data());
+                  static_cast<const typename Tile::Math::Element*>(w.read()), call.tiles_n, packed.data());
   }
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
   call.tiles_m = static_cast<int>(ceil_div(p.most_rows(), K::BM));
