@@ -109,9 +109,9 @@ inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1
   if (plan.columns)
     plan.term_lanes = std::min(plan.term_lanes, kThreads / std::min(32, power_of_two(plan.result_vectors)));
   std::int64_t blocks = ceil_div(plan.result_vectors, kThreads / plan.term_lanes);
-  // Many blocks start and fold in turns: then rather more terms a lane.
+  // Many blocks start and fold in turns: then rather more terms a lane, as long as few multiprocessors idle.
   if (!plan.columns && blocks > 2 * kMultiprocessors) {
-    for (; plan.term_lanes > 32 && blocks > kMultiprocessors; blocks = ceil_div(blocks, 2))
+    for (; plan.term_lanes > 32 && blocks > kMultiprocessors * 7 / 4; blocks = ceil_div(blocks, 2))
       plan.term_lanes /= 2;
   }
   // Chunks have a second kernel, which costs more than a few terms: not where most of the GPU is busy anyway.

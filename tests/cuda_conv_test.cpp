@@ -552,6 +552,50 @@ TEST_F(CudaConv, BoxesOfResults) {
   }
 }
 
+// Weights as they are packed: more taps than a block has, many channels, copies of few, weights that are not
+// aligned; what is not written stays NaN.
+TEST_F(CudaConv, BoxesOfManyTaps) {
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  Share share;
+  for (const Layer& l :
+       {Layer{{3, 40, 12, 13}, 72, {7, 7}, {.padding = 3}},
+        Layer{{3, 40, 9, 10}, 20, {6, 6}, {.stride = 2, .padding = 2}},
+        Layer{{2, 70, 9, 10}, 66, {5, 8}, {.padding = {2, 3}}},
+        Layer{{2, 24, 16, 17}, 24, {11, 11}, {.padding = 5, .groups = 2}},
+        Layer{{1, 640, 6, 7}, 320, {3, 3}, {.padding = 1}}, Layer{{1, 1280, 6, 7}, 20, {2, 2}, {.stride = 2}},
+        Layer{{2, 528, 6, 7}, 264, {1, 1}, {}},
+        Layer{{2, 48, 9, 10}, 40, {4, 4}, {.stride = 2, .padding = 1}}}) {
+    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (const std::int64_t first : {0, 1}) {
+        for (const OverBoxes& way : kOverBoxes) {
+          if (!share.takes_next()) continue;
+          SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " from ", first, " ", way));
+          const Shape of_weight{l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w};
+          const Tensor x = randn(l.x).to(layout).to(kCuda), w = randn({of_weight.count() + 1})
+                                                                    .to(kCuda)
+                                                                    .to(way.dtype)
+                                                                    .slice(first, first + of_weight.count())
+                                                                    .reshape(of_weight);
+          const auto g = conv_transpose2d_geometry(x.to(way.dtype), w, {}, l.options);
+          const bool halves = way.algorithm == ConvAlgorithm::halves;
+          const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+                    bytes = static_cast<int>(size_of(way.dtype));
+          EXPECT_GT(conv_gemm::best_box_way(g, true, halves ? 2 : bytes, parts,
+                                            conv_gemm::BoxResults::channels, bytes)
+                        .choice.places,
+                    0);
+          expect_as_tensor(way, x, w, {}, l.options);
+        }
+      }
+    }
+  }
+}
+
 // Kernels that put rows and planes together in shared memory: widths of many tiles, lines of all alignments,
 // rows and columns without taps, images that are not aligned.
 TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {

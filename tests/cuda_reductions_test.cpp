@@ -43,6 +43,9 @@ TEST_F(CudaReductions, Reductions) {
          return sum(v[0], {0, 2});
        },
        {{129, 33, 65}}},
+      {"sum of many rows", [](V v) { return sum(v[0], {1}); }, {{2100, 257}}},
+      {"var of many long rows", [](V v) { return var(v[0], {1}); }, {{265, 4099}}},
+      {"max of many long rows", [](V v) { return max(v[0], {1}); }, {{530, 4096}}},
       {"max of long rows", [](V v) { return max(v[0], {1}); }, {{3, 70001}}},
       {"max of long columns", [](V v) { return max(v[0], {0}); }, {{40001, 5}}},
       {"var of long columns", [](V v) { return var(v[0], {0}); }, {{40001, 5}}},

@@ -64,7 +64,7 @@ inline double packed_box_bytes(const BoxPlan& p, int blocks, int parts = 1) {
       static_cast<double>((p.to_channels + kBlockChannels * blocks - 1) / (kBlockChannels * blocks));
   return all * blocks * p.groups * p.weights * parts * kBlockBytes;
 }
-inline constexpr double kMostPackedBytes = 1 << 30;  // vectors are counted by 32 bits
+inline constexpr double kMostPackedBytes = 1 << 30;  // of memory for them
 
 /// Bytes of a warp's results that are written as a box: of 16 channels, or of copies of these every second
 /// one.

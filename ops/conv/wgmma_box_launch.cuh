@@ -21,11 +21,18 @@ struct WeightStrides {
 /// How weights are packed: a block has a chunk of channels of `from`, some of `to`, and some taps.
 struct WeightTile {
   static constexpr int kSharedBytes = 32 * 1024, kMostTaps = 32;
+  static constexpr int kSector = 8;  // weights that are read together, at least
+
+  /// Blocks have nearly as many each.
+  static int taps_of_block(int all, int at_once) {
+    const auto tiles = ceil_div(all, kMostTaps);
+    return static_cast<int>(ceil_div(ceil_div(all, tiles), at_once) * at_once);
+  }
 
   /// `padded`: channels of `to`, in whole tiles of blocks; `at_once`: taps that a thread reads.
   WeightTile(const BoxPlan& p, const WeightStrides& strides, int padded, int value_bytes, int at_once)
       : pitch(kVectors * p.elements + 4 / value_bytes),
-        taps(std::min(strides.kernel_h * strides.kernel_w, kMostTaps)),
+        taps(taps_of_block(strides.kernel_h * strides.kernel_w, at_once)),
         by_taps(taps),
         by_reads(taps / at_once),
         by_kernel_w(strides.kernel_w),
@@ -33,8 +40,10 @@ struct WeightTile {
         to_is_near(strides.to < strides.from) {
     const std::int64_t tiles_taps = ceil_div(strides.kernel_h * strides.kernel_w, taps);
     const auto blocks_of = [&] { return p.chunks * tiles_taps * (padded >> log_channels); };
-    while (log_channels > 0 && (shared_bytes(value_bytes) > kSharedBytes || blocks_of() * p.groups < 2 * 132))
-      --log_channels;
+    const auto leaves_idle = [&] {
+      return blocks_of() * p.groups < 2 * 132 && taps << log_channels > kSector;
+    };
+    while (log_channels > 0 && (shared_bytes(value_bytes) > kSharedBytes || leaves_idle())) --log_channels;
     by_tiles_to = Divider(padded >> log_channels);
     blocks = blocks_of();
   }
@@ -75,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
     weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
   await_previous();
-  // A line has the taps of a pair of channels (which kMostPackedBytes keeps within 31 bits). Rows of a block
+  // A line has the taps of a pair of channels (positions_fit() keeps weights within 31 bits). Rows of a block
   // repeat its channels where these are few.
   const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kTaps,
             step = t.by_reads.divide(kThreads),
@@ -107,6 +116,8 @@ __global__ void __launch_bounds__(kThreads)
         if (to[k] >= 0) staged[to[k] + e * t.pitch] = values[k].values[e];
   }
   __syncthreads();
+  float scale = 1;
+  if constexpr (Math::kScaled) scale = scale_of(*largest);
   const std::int64_t tile_step = std::int64_t{tiles_block} * kParts * blocks * kBlockChannels * kVectors;
   packed += group * p.weights * tile_step;
   for (int i = thread; i < (t.taps * kVectors) << t.log_channels; i += kThreads) {
@@ -119,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
       const Value value = staged[line * t.pitch + v * kElements + k];
       if constexpr (Math::kScaled) {
         T of_value[kParts];
-        split_half(value, scale_of(*largest), of_value);
+        split_half(value, scale, of_value);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
       } else {

@@ -408,7 +408,8 @@ struct BoxOutput {
     await_previous();
     const BoxPlan& p = call.plan;
     const TileAt tile(call, blockIdx.x);
-    if (!tile.has_results()) return;
+    const int c = first_channel(call, tile) + channel(call, 0);
+    if (!tile.has_results() || c >= p.to_channels || !writes(call, 0)) return;
     constexpr int kOfTile = kJoined * kSums * kConsumerThreads;
     const int first = static_cast<int>(blockIdx.y) * 4, phase = first / kSums;
     const float* from =
@@ -432,8 +433,6 @@ struct BoxOutput {
     load_bias(call, tile, bias);
     const Finish finish(call);
     finish(sums, bias);
-    const int c = first_channel(call, tile) + channel(call, 0);
-    if (c >= p.to_channels || !writes(call, 0)) return;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {  // two channels of each of two places
       const int mine = place(first % kSums + e);
