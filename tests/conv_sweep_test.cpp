@@ -31,6 +31,7 @@ TEST(ConvSweep, OnPlanesOnly) {
   sweep(7, 4000, 6, 3, check_transposed);
   sweep(8, 300, 40, 12, check_transposed);
   sweep(9, 300, 40, 12, check_plain);
+  sweep(19, 30, 170, 4, check_transposed);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
 TEST(ConvSweep, WithMinimalFilteringWhereItCan) {

@@ -47,7 +47,7 @@ class Correlate {
                      w_.to * static_cast<std::int64_t>(sizeof(T)) >= kStreamRow),
         is_far_(!past_caches_ && to.bytes() >= kAskedBytes),
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
-        band_(h_, w_, band_rows()),
+        band_(h_, w_, band_rows(), kernels_.lanes),
         dense_(band_),
         pitch_(is_dense_ ? w_.count : band_.pitch),
         bands_((h_.count + band_.rows - 1) / band_.rows),
@@ -133,7 +133,7 @@ class Correlate {
   /// Rows of a band: as many as the caches hold, but enough bands for the threads, all nearly equal.
   std::int64_t band_rows() const {
     const auto fit = [&](std::int64_t rows) {
-      const PlaneBand band(h_, w_, rows);
+      const PlaneBand band(h_, w_, rows, kernels_.lanes);
       const std::int64_t channel = band.channel + (is_dense_ ? DenseBand(band).channel : 0);
       return map_.from_channels * channel * static_cast<std::int64_t>(sizeof(T)) <= kPlaneBytes;
     };
@@ -223,15 +223,18 @@ class Correlate {
                const T* planes, Dealer& dealer, T* results, std::int64_t step) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
+    const PlaneBand::Runs runs = is_dense_ ? PlaneBand::Runs{rows * pitch_, 1} : band_.runs(rows, w_.count);
     for (std::int64_t v = 0; v < w_.to_step; ++v) {
       const auto phase = static_cast<std::size_t>(r * w_.to_step + v);
       const std::int64_t begin = begins_[phase], end = begins_[phase + 1];
       if (begin == end) continue;
       kernels_.correlate({weights + begin * channels, planes, offsets_.data() + begin, end - begin,
                           bias_ == nullptr ? nullptr : bias_ + channel, results + v * result_phase(), step,
-                          channels, (rows - 1) * pitch_ + w_.count,
+                          channels, runs.count, runs.runs, pitch_,
                           dealer.deal(static_cast<double>(end - begin))});
-      rectify(results + v * result_phase(), channels, (rows - 1) * pitch_ + w_.count, step);
+      for (std::int64_t run = 0; run < runs.runs; ++run) {
+        rectify(results + v * result_phase() + run * pitch_, channels, runs.count, step);
+      }
     }
   }
 

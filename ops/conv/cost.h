@@ -83,10 +83,10 @@ double plane_products(const ConvTranspose2dGeometry& g, const PlaneAxis& h, cons
     return static_cast<double>(all);
   };
   const auto pixels = static_cast<double>(std::max<std::int64_t>(1, h.count * w.count));
-  const std::int64_t pitch = is_dense ? w.count : PlaneBand(h, w, 1).pitch;
-  const double columns = static_cast<double>((h.count - 1) * pitch + w.count + lanes - 1) / pixels;
-  return static_cast<double>(g.n * g.ci * g.group_co()) * pairs(h) * pairs(w) * columns /
-         static_cast<double>(lanes);
+  const PlaneBand::Runs runs =
+      is_dense ? PlaneBand::Runs{h.count * w.count, 1} : PlaneBand(h, w, 1, lanes).runs(h.count, w.count);
+  const double vectors = static_cast<double>(runs.runs) * vectors_of(runs.count, lanes);
+  return static_cast<double>(g.n * g.ci * g.group_co()) * pairs(h) * pairs(w) * vectors / pixels;
 }
 
 /// Whether x and y come from memory.
@@ -121,14 +121,16 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const bool is_dense = DenseBand::is_worth_it(h, w, from, to);
   const double taps = std::max(
       1.0, static_cast<double>(g.h.kernel * g.w.kernel) / static_cast<double>(h.to_step * w.to_step));
-  const double planes = static_cast<double>(from * PlaneBand(h, w, 1).channel) * sizeof(T) > kLargestBand
-                            ? kNever
-                            : plane_products<T>(g, h, w, is_dense) * (1.08 + 0.2 / taps) *
-                                      std::max(1.0, 2.0 / static_cast<double>(to)) +
-                                  kRead * read + (is_dense ? kDense : kWritten) * written +
-                                  kRow * (read / static_cast<double>(w.from) +
-                                          (is_dense ? 0 : written / static_cast<double>(w.to))) +
-                                  kPackedForPlanes * weights + far_rows<T>(g);
+  const double planes =
+      static_cast<double>(from * PlaneBand(h, w, 1, micro::kernels<T>().lanes).channel) * sizeof(T) >
+              kLargestBand
+          ? kNever
+          : plane_products<T>(g, h, w, is_dense) * (1.08 + 0.2 / taps) *
+                    std::max(1.0, 2.0 / static_cast<double>(to)) +
+                kRead * read + (is_dense ? kDense : kWritten) * written +
+                kRow * (read / static_cast<double>(w.from) +
+                        (is_dense ? 0 : written / static_cast<double>(w.to))) +
+                kPackedForPlanes * weights + far_rows<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
@@ -170,7 +172,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
   const bool is_dense = DenseBand::is_worth_it(h, w, cy, cx);
   const double sums = std::max(1.0, static_cast<double>(g.n * g.h.in * g.w.in) / kPixelsOfSum) * weights;
   const double planes =
-      static_cast<double>(PlaneBand(h, w, 1).channel) * sizeof(T) > kLargestBand
+      static_cast<double>(PlaneBand(h, w, 1, micro::kernels<T>().lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
           : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
                 (is_dense ? kDense : kRead) * x +

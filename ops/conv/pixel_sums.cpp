@@ -39,7 +39,7 @@ template <class T>
 Blocks blocks(const ConvTranspose2dGeometry& g, const PlaneAxis& h, const PlaneAxis& w, bool is_dense) {
   Blocks b{1, g.group_co()};
   const auto fit = [&](std::int64_t rows) {
-    const PlaneBand band(h, w, rows);
+    const PlaneBand band(h, w, rows, micro::kernels<T>().lanes);
     const std::int64_t y_channel = is_dense ? DenseBand(band).channel : band.channel;
     return (b.channels * y_channel + g.group_ci() * rows * band.pitch) *
                static_cast<std::int64_t>(sizeof(T)) <=
@@ -63,7 +63,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
   const bool is_dense = DenseBand::is_worth_it(h_axis, w_axis, g.group_co(), g.group_ci());
   const Blocks chosen = blocks<T>(g, h_axis, w_axis, is_dense);
   const std::int64_t block = chosen.channels;
-  const PlaneBand band(h_axis, w_axis, chosen.rows);
+  const PlaneBand band(h_axis, w_axis, chosen.rows, kernels.lanes);
   const DenseBand dense(band);
   const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
   const std::int64_t read = g.group_ci(), taps = g.h.kernel * g.w.kernel, columns = g.group_co() * taps;
@@ -126,15 +126,18 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             band.template lines<T>(y, next / bands, group * g.group_co() + next_t,
                                    std::min(block, g.group_co() - next_t), next % bands * band.rows, lines);
           }
-          micro::PixelSums<T> task{rows.data(),        x_channel, planes.data(), offsets.data(),
-                                   out + t * taps,     columns,   read,          channels * taps,
-                                   count * band.pitch, images,    x_image,       y_image};
+          const PlaneBand::Runs runs =
+              band.runs(count, band.is_by_row() ? band.in_vectors(g.w.in) : band.pitch);
+          micro::PixelSums<T> task{rows.data(), x_channel, planes.data(),   offsets.data(), out + t * taps,
+                                   columns,     read,      channels * taps, runs.count,     runs.runs,
+                                   band.pitch,  images,    x_image,         y_image};
           if (is_dense) {
             task.a = x.data<T>() + (first * g.ci + group * read) * x_plane + row * g.w.in;
             task.a_step = x_plane;
             task.a_image = g.ci * x_plane;
             task.b = rows.data();
             task.count = count * g.w.in;
+            task.runs = 1;
           }
           task.ahead = dealer.deal(1);
           kernels.pixel_sums(task);

@@ -51,10 +51,12 @@ PlaneAxis::PlaneAxis(const ConvAxis& a, Direction direction)
   }
 }
 
-PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int64_t row_count)
-    : h(h_axis), w(w_axis), rows(row_count), origin(w.first) {
+PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int64_t row_count,
+                     std::int64_t lane_count)
+    : h(h_axis), w(w_axis), rows(row_count), lanes(lane_count), lead(in_vectors(-w.first)) {
   const std::int64_t read = ConvAxis::ceil_div(w.from, w.from_step);
-  pitch = std::max(read, w.count + w.last) - origin;
+  pitch = std::max(read - w.first, w.count + w.last);
+  if (in_vectors(pitch) * 8 <= pitch * 9) pitch = in_vectors(pitch);
   for (const Plane& p : h.planes) {
     rows_before.push_back(all_rows);
     all_rows += rows_of(p);
@@ -69,6 +71,7 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
   const std::int64_t whole = w.from / w.from_step, rest = w.from % w.from_step;
   const auto wide = static_cast<std::int64_t>(w.planes.size());
   std::vector<std::int64_t> offsets(static_cast<std::size_t>(w.from_step));
+  to += lead;
   const std::int64_t copied = channel == 0 ? 0 : channels;  // without taps on an axis there are no planes
   for (std::int64_t c = 0; c < copied; ++c) {
     const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
@@ -84,7 +87,7 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
         offsets[static_cast<std::size_t>(w.planes[static_cast<std::size_t>(k)].phase)] = k * plane;
       }
       const T* in = image + ((top + begin) * h.from_step + p.phase) * w.from;
-      T* out = to + begin * pitch - origin;
+      T* out = to + begin * pitch;
       const std::int64_t in_row = h.from_step * w.from;
       kernels.split({in, out, offsets.data(), w.from_step, whole, end - begin, in_row, pitch});
       for (std::int64_t k = 0; k < rest; ++k) {

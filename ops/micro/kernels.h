@@ -80,8 +80,9 @@ struct Transpose {
   const std::int64_t* offsets;
 };
 
-/// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows, p < count.
-/// Whole vectors of b are read: up to plane_slack elements after the last.
+/// C[m,p] = start[m] + the sum over k < depth of a[k*rows + m] * b[offsets[k] + p] for m < rows and the
+/// pixels p = run*pitch + i, run < runs and i < count. Whole vectors of b are read: up to plane_slack
+/// elements after the last.
 template <class T>
 struct Correlation {
   const T* a;
@@ -92,11 +93,12 @@ struct Correlation {
   T* c;
   std::int64_t c_step;
   std::int64_t rows;  // at most plane_rows
-  std::int64_t count;
+  std::int64_t count, runs, pitch;
   Ahead ahead = {};
 };
 
-/// C[m,j] += the sum over p < count of a[m*a_step + p] * b[offsets[j] + p] for m < rows, j < columns.
+/// C[m,j] += the sum over images and the pixels p, as of a Correlation, of a[m*a_step + p] *
+/// b[offsets[j] + p] for m < rows, j < columns.
 template <class T>
 struct PixelSums {
   const T* a;
@@ -105,7 +107,8 @@ struct PixelSums {
   const std::int64_t* offsets;
   T* c;
   std::int64_t c_step;
-  std::int64_t rows, columns, count;
+  std::int64_t rows, columns;
+  std::int64_t count, runs, pitch;
   std::int64_t images, a_image, b_image;
   Ahead ahead = {};
 };

@@ -8,8 +8,9 @@ constexpr int kPlaneVectors = (TAPEDECK_MICRO_REGISTERS - 1) / (M + 1) < 8
                                   : 8;
 constexpr int kPlaneRows = TAPEDECK_MICRO_REGISTERS == 32 ? 8 : 4;
 
+/// `first`: the pixel that the tile begins at, and `count` what is left of its run there.
 template <class T, int M, int V>
-void correlate_tile(const Correlation<T>& t, std::int64_t first, Asking& asking) {
+void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t count, Asking& asking) {
   constexpr int L = kLanes<T>;
   Vector<T> sums[M][V];
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -30,7 +31,7 @@ void correlate_tile(const Correlation<T>& t, std::int64_t first, Asking& asking)
       }
     }
   }
-  const std::int64_t last = t.count - first - (V - 1) * L;  // elements of the last vector
+  const std::int64_t last = count - (V - 1) * L;  // elements of the last vector
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
     T* c = t.c + m * t.c_step + first;
     TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) store(c + v * L, sums[m][v]);
@@ -43,9 +44,12 @@ void correlate(const Correlation<T>& t) {
   constexpr int L = kLanes<T>;
   with_constant<kPlaneRows>(t.rows, [&]<int M>() {
     const std::int64_t vectors = (t.count + L - 1) / L;
-    Asking asking(t.ahead, (vectors + kPlaneVectors<M> - 1) / kPlaneVectors<M> * spells(t.depth));
-    for_each_tile<kPlaneVectors<M>>(
-        vectors, [&]<int V>(std::int64_t first) { correlate_tile<T, M, V>(t, first * L, asking); });
+    Asking asking(t.ahead, t.runs * ((vectors + kPlaneVectors<M> - 1) / kPlaneVectors<M> * spells(t.depth)));
+    for (std::int64_t run = 0; run < t.runs; ++run) {
+      for_each_tile<kPlaneVectors<M>>(vectors, [&]<int V>(std::int64_t first) {
+        correlate_tile<T, M, V>(t, run * t.pitch + first * L, t.count - first * L, asking);
+      });
+    }
   });
 }
 
@@ -76,14 +80,17 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
         TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
       }
     };
-    std::int64_t p = 0;
-    for (const std::int64_t whole = t.count / L * L; p < whole;) {
-      asking.spell();
-      for (const std::int64_t stop = whole - p < kSpell * L ? whole : p + kSpell * L; p < stop; p += L) {
-        add(p, L);
+    for (std::int64_t run = 0; run < t.runs; ++run) {
+      std::int64_t p = run * t.pitch;
+      const std::int64_t end = p + t.count;
+      for (const std::int64_t whole = p + t.count / L * L; p < whole;) {
+        asking.spell();
+        for (const std::int64_t stop = whole - p < kSpell * L ? whole : p + kSpell * L; p < stop; p += L) {
+          add(p, L);
+        }
       }
+      if (p < end) add(p, end - p);
     }
-    if (p < t.count) add(p, t.count - p);
     TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] += t.b_image;
   }
   T results[kGroups * L];
@@ -101,7 +108,7 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
 
 template <class T>
 void pixel_sums(const PixelSums<T>& t) {
-  const std::int64_t steps = t.images * spells(t.count / kLanes<T>);
+  const std::int64_t steps = t.images * t.runs * spells(t.count / kLanes<T>);
   for_each_tile<kSumRows>(t.rows, [&]<int M>(std::int64_t row) {
     const std::int64_t asked = t.ahead.count * row / t.rows, until = t.ahead.count * (row + M) / t.rows;
     Asking asking({t.ahead.lines + asked, until - asked},
