@@ -54,6 +54,17 @@ TEST(ConvKernels, RowsThatNoTapReachesAreLeftOut) {  // each third at least, of 
     expect_fast_equals_reference(c);
 }
 
+TEST(ConvKernels, RowsOfPlanesAreWholeVectors) {  // where widths are odd and borders wide; of several images
+  for (const LayerCase& c :
+       {LayerCase{"",
+                  {3, 16, 9, 137},
+                  {16, 2, 3, 5},
+                  {.stride = {2, 1}, .padding = {1, 8}, .dilation = {1, 4}, .groups = 16}},
+        LayerCase{
+            "", {2, 6, 5, 131}, {6, 3, 3, 4}, {.stride = {1, 2}, .padding = {1, 5}, .dilation = {1, 3}}}})
+    expect_fast_equals_reference(c);
+}
+
 TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of fewer for many threads
   const LayerCase c{"", {13, 256, 4, 3}, {256, 224, 4, 4}, {.stride = 2, .padding = 1}};
   const int before = num_threads();

@@ -32,6 +32,7 @@ TEST(ConvSweep, OnPlanesOnly) {
   sweep(8, 300, 40, 12, check_transposed);
   sweep(9, 300, 40, 12, check_plain);
   sweep(19, 30, 170, 4, check_transposed);
+  sweep(20, 30, 170, 4, check_plain);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
 TEST(ConvSweep, WithMinimalFilteringWhereItCan) {

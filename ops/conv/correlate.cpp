@@ -223,7 +223,7 @@ class Correlate {
                const T* planes, Dealer& dealer, T* results, std::int64_t step) const {
     const std::int64_t depth = begins_.back();
     const T* weights = weights_.data() + channel * depth;
-    const PlaneBand::Runs runs = is_dense_ ? PlaneBand::Runs{rows * pitch_, 1} : band_.runs(rows, w_.count);
+    const PlaneBand::Runs runs = is_dense_ ? PlaneBand::Runs{rows * pitch_, 1} : band_.runs(rows);
     for (std::int64_t v = 0; v < w_.to_step; ++v) {
       const auto phase = static_cast<std::size_t>(r * w_.to_step + v);
       const std::int64_t begin = begins_[phase], end = begins_[phase + 1];

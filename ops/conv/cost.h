@@ -36,8 +36,8 @@ constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
 constexpr double kInGroups = 2.5;         // of minimal filtering: many small products, each with an end
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-inline double vectors_of(std::int64_t channels, std::int64_t lanes) {
-  return static_cast<double>((channels + lanes - 1) / lanes);
+inline double vectors_of(std::int64_t count, std::int64_t lanes) {
+  return static_cast<double>((count + lanes - 1) / lanes);
 }
 
 /// Of the ways to compute a call. Planes are only for nchw tensors.
@@ -84,7 +84,7 @@ double plane_products(const ConvTranspose2dGeometry& g, const PlaneAxis& h, cons
   };
   const auto pixels = static_cast<double>(std::max<std::int64_t>(1, h.count * w.count));
   const PlaneBand::Runs runs =
-      is_dense ? PlaneBand::Runs{h.count * w.count, 1} : PlaneBand(h, w, 1, lanes).runs(h.count, w.count);
+      is_dense ? PlaneBand::Runs{h.count * w.count, 1} : PlaneBand(h, w, 1, lanes).runs(h.count);
   const double vectors = static_cast<double>(runs.runs) * vectors_of(runs.count, lanes);
   return static_cast<double>(g.n * g.ci * g.group_co()) * pairs(h) * pairs(w) * vectors / pixels;
 }
@@ -122,8 +122,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double taps = std::max(
       1.0, static_cast<double>(g.h.kernel * g.w.kernel) / static_cast<double>(h.to_step * w.to_step));
   const double planes =
-      static_cast<double>(from * PlaneBand(h, w, 1, micro::kernels<T>().lanes).channel) * sizeof(T) >
-              kLargestBand
+      static_cast<double>(from * PlaneBand(h, w, 1, lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
           : plane_products<T>(g, h, w, is_dense) * (1.08 + 0.2 / taps) *
                     std::max(1.0, 2.0 / static_cast<double>(to)) +
@@ -172,7 +171,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
   const bool is_dense = DenseBand::is_worth_it(h, w, cy, cx);
   const double sums = std::max(1.0, static_cast<double>(g.n * g.h.in * g.w.in) / kPixelsOfSum) * weights;
   const double planes =
-      static_cast<double>(PlaneBand(h, w, 1, micro::kernels<T>().lanes).channel) * sizeof(T) > kLargestBand
+      static_cast<double>(PlaneBand(h, w, 1, lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
           : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
                 (is_dense ? kDense : kRead) * x +

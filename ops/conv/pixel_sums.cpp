@@ -4,9 +4,9 @@
 //   ...]
 //
 // y is split into the phases of its plain direction (planes.h), x is copied with zeros between its rows, and
-// both then have one pitch: the sum of a tap over a band of rows is one dot product, whose y begins at the
-// tap's offset. A tile is a few channels of x with some (t, kh, kw). The zeros of x meet elements of y that
-// its tap does not reach, so what is not finite there spoils the sums.
+// both then have one pitch: the sum of a tap over a band of rows is one dot product, or one a row, whose y
+// begins at the tap's offset. A tile is a few channels of x with some (t, kh, kw). The zeros of x meet
+// elements of y that its tap does not reach, so what is not finite there spoils the sums.
 //
 // Several images that fit the cache are summed together. Bands of rows of all images are dealt to a fixed
 // number of parts, each of which sums its own in order; the parts are then added in order, so that results do
@@ -67,7 +67,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
   const DenseBand dense(band);
   const std::int64_t bands = (g.h.in + band.rows - 1) / band.rows;
   const std::int64_t read = g.group_ci(), taps = g.h.kernel * g.w.kernel, columns = g.group_co() * taps;
-  const std::int64_t x_channel = (band.rows * band.pitch + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+  const std::int64_t x_channel = band.in_vectors(band.rows * band.pitch);
   std::vector<std::int64_t> offsets;
   for (std::int64_t t = 0; t < block; ++t) {
     for (const PlaneTap& kh : h_axis.phases[0].taps) {
@@ -126,8 +126,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             band.template lines<T>(y, next / bands, group * g.group_co() + next_t,
                                    std::min(block, g.group_co() - next_t), next % bands * band.rows, lines);
           }
-          const PlaneBand::Runs runs =
-              band.runs(count, band.is_by_row() ? band.in_vectors(g.w.in) : band.pitch);
+          const PlaneBand::Runs runs = is_dense ? PlaneBand::Runs{count * g.w.in, 1} : band.runs(count);
           micro::PixelSums<T> task{rows.data(), x_channel, planes.data(),   offsets.data(), out + t * taps,
                                    columns,     read,      channels * taps, runs.count,     runs.runs,
                                    band.pitch,  images,    x_image,         y_image};
@@ -136,8 +135,6 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             task.a_step = x_plane;
             task.a_image = g.ci * x_plane;
             task.b = rows.data();
-            task.count = count * g.w.in;
-            task.runs = 1;
           }
           task.ahead = dealer.deal(1);
           kernels.pixel_sums(task);

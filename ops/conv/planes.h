@@ -8,9 +8,9 @@
 // (ConvAxis has the relation). So the tensor that is read is copied by bands of rows, split into its phases:
 // planes[channel][phase h][phase w][row][pitch], where rows and columns outside of it are zeros. All phases
 // of results share the pitch, which holds the reach of every tap: a tap of a band is one offset. Where it
-// costs little the pitch is whole vectors, so that rows are aligned: an unaligned load that misses the
-// nearest cache takes twice as long. Elsewhere rows are computed as one, and what vectors compute between the
-// rows of results is thrown away.
+// costs little the pitch is whole vectors, so that all rows are aligned alike: an unaligned load that misses
+// the nearest cache takes twice as long. Such rows are computed one by one if that is fewer vectors, all
+// others as one; what vectors compute between the rows of results is thrown away.
 //
 // The zeros are multiplied: a weight that is not finite makes results NaN whose windows hang over the border.
 #pragma once
@@ -60,20 +60,21 @@ struct PlaneBand {
   std::int64_t rows;  // of results
   std::int64_t lanes;
   std::int64_t pitch;                     // elements of a row; its last are the next row's left border, too
-  std::int64_t lead;                      // zeros before the first row: its left border
+  std::int64_t lead;                      // zeros before the first row: its left border, in whole vectors
   std::int64_t all_rows = 0;              // of the planes of h
   std::int64_t channel = 0;               // elements
   std::vector<std::int64_t> rows_before;  // of a plane of h: rows of those before it
 
   std::int64_t in_vectors(std::int64_t n) const { return (n + lanes - 1) / lanes * lanes; }
-  /// Whether it is less work to compute rows of results one by one.
-  bool is_by_row() const { return pitch % lanes == 0 && in_vectors(w.count) < pitch; }
-  /// How kernels go over so many rows of `width` results: runs, and pixels of each.
+  /// How kernels go over so many rows of results: runs, and pixels of each. Rows are runs where that is fewer
+  /// vectors, and enough of them in a row for the sums of a tile not to wait for each other.
   struct Runs {
     std::int64_t count, runs;
   };
-  Runs runs(std::int64_t row_count, std::int64_t width) const {
-    return is_by_row() ? Runs{width, row_count} : Runs{(row_count - 1) * pitch + width, 1};
+  Runs runs(std::int64_t row_count) const {
+    const std::int64_t row = in_vectors(w.count);
+    const bool is_by_row = pitch % lanes == 0 && row < pitch && row >= 4 * lanes;
+    return is_by_row ? Runs{row, row_count} : Runs{(row_count - 1) * pitch + w.count, 1};
   }
   std::int64_t rows_of(const Plane& plane) const { return rows + plane.last - plane.first; }
   /// Where tap (kh, kw) of results begins.

@@ -97,8 +97,8 @@ struct Correlation {
   Ahead ahead = {};
 };
 
-/// C[m,j] += the sum over images and the pixels p, as of a Correlation, of a[m*a_step + p] *
-/// b[offsets[j] + p] for m < rows, j < columns.
+/// C[m,j] += the sum over i < images and the pixels p, as of a Correlation, of a[i*a_image + m*a_step + p] *
+/// b[i*b_image + offsets[j] + p] for m < rows, j < columns.
 template <class T>
 struct PixelSums {
   const T* a;
