@@ -56,7 +56,9 @@ PlaneBand::PlaneBand(const PlaneAxis& h_axis, const PlaneAxis& w_axis, std::int6
     : h(h_axis), w(w_axis), rows(row_count), lanes(lane_count), lead(in_vectors(-w.first)) {
   const std::int64_t read = ConvAxis::ceil_div(w.from, w.from_step);
   pitch = std::max(read - w.first, w.count + w.last);
-  if (in_vectors(pitch) * 8 <= pitch * 9) pitch = in_vectors(pitch);
+  // What is added costs memory, and work unless rows are runs.
+  const std::int64_t whole = in_vectors(pitch), share = can_be_runs(whole) ? 8 : 32;
+  if (whole * share <= pitch * (share + 1)) pitch = whole;
   for (const Plane& p : h.planes) {
     rows_before.push_back(all_rows);
     all_rows += rows_of(p);

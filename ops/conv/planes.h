@@ -66,15 +66,19 @@ struct PlaneBand {
   std::vector<std::int64_t> rows_before;  // of a plane of h: rows of those before it
 
   std::int64_t in_vectors(std::int64_t n) const { return (n + lanes - 1) / lanes * lanes; }
-  /// How kernels go over so many rows of results: runs, and pixels of each. Rows are runs where that is fewer
-  /// vectors, and enough of them in a row for the sums of a tile not to wait for each other.
+  /// Whether rows of so many elements are computed one by one: where that is fewer vectors, and enough of
+  /// them in a row for the sums of a tile not to wait for each other.
+  bool can_be_runs(std::int64_t elements_of_row) const {
+    const std::int64_t row = in_vectors(w.count);
+    return elements_of_row % lanes == 0 && row < elements_of_row && row >= 4 * lanes;
+  }
+  /// How kernels go over so many rows of results: runs, and pixels of each.
   struct Runs {
     std::int64_t count, runs;
   };
   Runs runs(std::int64_t row_count) const {
-    const std::int64_t row = in_vectors(w.count);
-    const bool is_by_row = pitch % lanes == 0 && row < pitch && row >= 4 * lanes;
-    return is_by_row ? Runs{row, row_count} : Runs{(row_count - 1) * pitch + w.count, 1};
+    return can_be_runs(pitch) ? Runs{in_vectors(w.count), row_count}
+                              : Runs{(row_count - 1) * pitch + w.count, 1};
   }
   std::int64_t rows_of(const Plane& plane) const { return rows + plane.last - plane.first; }
   /// Where tap (kh, kw) of results begins.
