@@ -473,6 +473,15 @@ constexpr OverBoxes kOverBoxes[] = {{DType::bfloat16, Precision::highest, ConvAl
                                     {DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4},
                                     {DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6}};
 
+/// How it computes a layer's forward, where results can be written like that.
+conv_gemm::BoxWay box_way(const OverBoxes& way, const ConvTranspose2dGeometry& g,
+                          conv_gemm::BoxResults results) {
+  const bool halves = way.algorithm == ConvAlgorithm::halves;
+  const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+            bytes = static_cast<int>(size_of(way.dtype));
+  return conv_gemm::best_box_way(g, true, halves ? 2 : bytes, parts, results, bytes);
+}
+
 std::string to_string(const OverBoxes& way) {
   return concat(way.dtype, " ", way.algorithm, way.precision == Precision::high ? " high" : " highest");
 }
@@ -538,12 +547,9 @@ TEST_F(CudaConv, BoxesOfResults) {
     const auto g = conv_transpose2d_geometry(x, w, b, options);
     for (const OverBoxes& way : kOverBoxes) {
       SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way));
-      const bool halves = way.algorithm == ConvAlgorithm::halves;
-      const int parts = halves && way.precision == Precision::highest ? 2 : 1;
-      const int bytes = static_cast<int>(size_of(way.dtype));
-      const auto best =
-          conv_gemm::best_box_way(g, true, halves ? 2 : bytes, parts, conv_gemm::BoxResults::boxes, bytes);
-      if (g.w.out * bytes % 16 == 0 && best.choice.results == conv_gemm::BoxResults::boxes) ++boxes;
+      const auto best = box_way(way, g, conv_gemm::BoxResults::boxes);
+      const auto row_bytes = g.w.out * static_cast<std::int64_t>(size_of(way.dtype));
+      if (row_bytes % 16 == 0 && best.choice.results == conv_gemm::BoxResults::boxes) ++boxes;
       expect_as_tensor(way, x, w, b, options, 0.25);
     }
   }
@@ -582,13 +588,7 @@ TEST_F(CudaConv, BoxesOfManyTaps) {
                                                                     .slice(first, first + of_weight.count())
                                                                     .reshape(of_weight);
           const auto g = conv_transpose2d_geometry(x.to(way.dtype), w, {}, l.options);
-          const bool halves = way.algorithm == ConvAlgorithm::halves;
-          const int parts = halves && way.precision == Precision::highest ? 2 : 1,
-                    bytes = static_cast<int>(size_of(way.dtype));
-          EXPECT_GT(conv_gemm::best_box_way(g, true, halves ? 2 : bytes, parts,
-                                            conv_gemm::BoxResults::channels, bytes)
-                        .choice.places,
-                    0);
+          EXPECT_GT(box_way(way, g, conv_gemm::BoxResults::channels).choice.places, 0);
           expect_as_tensor(way, x, w, {}, l.options);
         }
       }

@@ -58,8 +58,9 @@ struct WeightTile {
 };
 
 /// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A block reads
-/// weights as they lie, a thread always the same kTaps taps, and writes whole rows of vectors. What counts
-/// here is instructions: looking for the place of each vector's tap took half of the time.
+/// weights as they lie, a thread always the same kTaps taps, and writes whole rows of vectors. What
+/// counts here is instructions (a profile on an H200: 2.5 a clock), so a block looks for the places of its
+/// taps once.
 template <class Math, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
