@@ -133,12 +133,28 @@ Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
   return direct ? few : tiles;
 }
 
+/// Whether thin products are faster than others (H200): not where an output adds up many of them, nor where
+/// there are few of a pixel and threads' own sums do as well, or strips.
+bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
+  const ConvTranspose2dGeometry& g = c.g;
+  const std::int64_t taps = g.h.kernel * g.w.kernel, products = g.co * taps;
+  if (c.pass == ConvPass::forward) {
+    const std::int64_t of_output = ceil_div(taps, g.h.stride * g.w.stride);
+    if (dtype == DType::float32 ? of_output > 9 : g.co * of_output > 64) return false;
+  }
+  if (c.layout == Layout::nhwc) return true;
+  if (c.pass == ConvPass::weight_gradient) return !offer.strip || (products <= 48 && g.ci >= 32);
+  if (!offer.thin_direct) return true;
+  if (c.pass == ConvPass::forward) return g.co * g.ci >= 96;
+  return products >= (is_accurate(dtype) ? 48 : 27) && g.ci >= 32;
+}
+
 /// What is taken unless an algorithm is forced.
 Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
   if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
-  if (offer.thin) return kThin;
+  if (offer.thin && prefers_thin(c, dtype, offer)) return kThin;
   if (offer.thin_direct) return kThinDirect;
   if (g.n == 0) return kNoImages;
   if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;

@@ -31,8 +31,7 @@
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //   thin         one group, y has 1 to 4 channels, x 16 and more in whole vectors, and products with all taps
-//                are few: tensor cores make them, x is read or written once (thin_products.cu). 16-bit types,
-//                and TF32 with channels last, on Hopper.
+//                are few: tensor cores make them, x is read or written once (thin_products.cu). On Hopper.
 //   columns      few channels of the result, float32 and float64: matrix products with all taps by cuBLASLt,
 //                which are added up then (columns.cu); not the weight's gradient.
 // What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones

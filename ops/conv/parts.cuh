@@ -3,18 +3,19 @@
 
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 namespace tapedeck::cu {
 
-/// to[i] = the sum over s of parts[s * count + i]. 8 threads share the parts of an element, so that many
-/// loads are under way; their sums are added in order.
-template <class T, class V>
-__global__ void __launch_bounds__(256)
+/// to[i] = the sum over s of parts[s * count + i]. kSlices threads share the parts of an element, so that
+/// many loads are under way; their sums are added in order.
+template <class T, class V, int kSlices>
+__global__ void __launch_bounds__(32 * kSlices)
     add_parts_kernel(const V* parts, std::int64_t splits, T* to, std::int64_t count) {
-  constexpr int kSlices = 8;
   __shared__ V sums[kSlices][32];
   const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t i = std::int64_t{blockIdx.x} * 32 + lane;
+  await_previous();
   V sum = 0;
   if (i < count) {
 #pragma unroll 8
@@ -32,9 +33,12 @@ __global__ void __launch_bounds__(256)
 template <class T, class V>
 void add_parts(const V* parts, std::int64_t splits, const Tensor& w) {
   if (w.count() == 0) return;
-  add_parts_kernel<<<grid_size("conv: sum of parts", ceil_div(w.count(), 32)), 256, 0,
-                     stream_of(w.device())>>>(parts, splits, static_cast<T*>(w.raw()), w.count());
-  check_launch("conv: sum of parts");
+  const auto launch = [&]<int kSlices>() {
+    launch_kernel("conv: sum of parts", w.device(), add_parts_kernel<T, V, kSlices>,
+                  grid_size("conv: sum of parts", ceil_div(w.count(), 32)), 32 * kSlices, parts, splits,
+                  static_cast<T*>(w.raw()), w.count());
+  };
+  splits > 64 ? launch.template operator()<16>() : launch.template operator()<8>();
 }
 
 }  // namespace tapedeck::cu

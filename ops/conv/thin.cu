@@ -12,7 +12,8 @@
 //
 // Neighbouring threads have neighbouring columns; what several threads read is in the first-level cache.
 // Weights are in shared memory, as they lie; what a thread reads of them serves all its places, as reading
-// them takes as long as multiplying. Sums are float32's, by fused multiply-adds.
+// them takes as long as multiplying. Sums are float32's, by fused multiply-adds: what is left to them are the
+// thinnest layers, others take tensor cores (thin_products.cu).
 #include <tapedeck/ops/conv/thin.cuh>
 
 #include <algorithm>

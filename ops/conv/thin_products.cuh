@@ -6,8 +6,7 @@
 
 namespace tapedeck::cu {
 
-/// Whether these are for a call on tensors of this type, x and y of one layout: 16-bit types, and float32 as
-/// TF32 with channels last.
+/// Whether these can compute a call on tensors of this type, x and y of one layout: not float64.
 bool thin_products_fit(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout);
 bool thin_products_weight_grad_fit(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
