@@ -145,7 +145,7 @@ bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   if (c.layout == Layout::nhwc) return true;
   if (c.pass == ConvPass::weight_gradient) return !offer.strip || (products <= 48 && g.ci >= 32);
   if (!offer.thin_direct) return true;
-  if (c.pass == ConvPass::forward) return g.co * g.ci >= 96;
+  if (c.pass == ConvPass::forward) return g.co * g.ci >= 128;
   return products >= (is_accurate(dtype) ? 48 : 27) && g.ci >= 32;
 }
 

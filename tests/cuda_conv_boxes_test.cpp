@@ -1,0 +1,235 @@
+// Products over boxes of pixels by Hopper's instructions, and of scaled halves (ops/conv/wgmma_box.cuh).
+#include "cuda_conv_support.h"
+
+#include <cmath>
+#include <limits>
+
+#include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/conv/box_choice.h>
+
+namespace tapedeck::test {
+namespace {
+
+class CudaConvBoxes : public CudaConvTest {};
+
+// A power of two as slope: rounding before and after it is the same.
+TEST_F(CudaConvBoxes, RectifyWhatTheyWrite) {
+  struct Layer {
+    Shape x, w;
+  };
+  Share share;
+  for (const Layer& layer : {Layer{{5, 64, 13, 14}, {64, 72, 4, 4}}, Layer{{5, 33, 12, 12}, {33, 35, 4, 4}},
+                             Layer{{1, 512, 6, 6}, {512, 64, 4, 4}}}) {
+    for (ConvAlgorithm algorithm : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
+      for (DType dtype : {DType::float32, DType::bfloat16}) {
+        for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+          for (Precision precision : {Precision::highest, Precision::high}) {
+            SCOPED_TRACE(concat(layer.x, " ", algorithm, " ", dtype, " ", layout));
+            if (!share.takes_next()) continue;
+            set_conv_algorithm(algorithm);
+            set_float32_precision(precision);
+            const auto tensor = [&](const Shape& shape) { return randn(shape).to(kCuda).to(dtype); };
+            const Tensor x = tensor(layer.x).to(layout), w = tensor(layer.w), b = tensor({layer.w[1]});
+            const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
+            const Tensor y = conv_transpose2d(x, w, b, options).tensor();
+            for (double slope : {0.0, 0.25}) {
+              const Tensor expected = (slope == 0 ? relu(y) : leaky_relu(y, slope)).tensor();
+              const Tensor rectified = conv_transpose2d(x, w, b, options, slope).tensor();
+              EXPECT_EQ(rectified.to_vector<float>(), expected.to_vector<float>()) << slope;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// A way over boxes, and how far its results may be from the exact ones.
+struct OverBoxes {
+  DType dtype;
+  Precision precision;
+  ConvAlgorithm algorithm;
+  double tolerance;
+};
+constexpr OverBoxes kOverBoxes[] = {{DType::bfloat16, Precision::highest, ConvAlgorithm::boxes, 3e-3},
+                                    {DType::float32, Precision::high, ConvAlgorithm::boxes, 6e-4},
+                                    {DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4},
+                                    {DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6}};
+
+/// How it computes a layer's forward, where results can be written like that.
+conv_gemm::BoxWay box_way(const OverBoxes& way, const ConvTranspose2dGeometry& g,
+                          conv_gemm::BoxResults results) {
+  const bool halves = way.algorithm == ConvAlgorithm::halves;
+  const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+            bytes = static_cast<int>(size_of(way.dtype));
+  return conv_gemm::best_box_way(g, true, halves ? 2 : bytes, parts, results, bytes);
+}
+
+std::string to_string(const OverBoxes& way) {
+  return concat(way.dtype, " ", way.algorithm, way.precision == Precision::high ? " high" : " highest");
+}
+
+/// A layer's result and input gradient, in poisoned memory, are those of `tensor`.
+void expect_as_tensor(const OverBoxes& way, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const ConvTranspose2dOptions& o, double negative_slope = 1) {
+  const Tensor from = x.to(way.dtype), w = weight.to(way.dtype),
+               b = bias.defined() ? bias.to(way.dtype) : Tensor{};
+  const Conv2dOptions plain{o.stride, o.padding, o.dilation, o.groups};
+  set_float32_precision(Precision::highest);
+  set_conv_algorithm(ConvAlgorithm::tensor);
+  const Tensor y = conv_transpose2d(from, w, b, o, negative_slope).tensor(),
+               gx = conv2d(y, w, {}, plain).tensor();
+  set_float32_precision(way.precision);
+  set_conv_algorithm(way.algorithm);
+  poison_memory();
+  const Tensor y2 = conv_transpose2d(from, w, b, o, negative_slope).tensor();
+  poison_memory();
+  const Tensor gx2 = conv2d(y, w, {}, plain).tensor();
+  // In bfloat16 both are rounded: they differ by a unit in the last place.
+  const double room = way.dtype == DType::bfloat16 ? 3 : 2;
+  expect_near("y", y2.to(Device{}), y.to(Device{}), way.tolerance, room);
+  expect_near("gx", gx2.to(Device{}), gx.to(Device{}), way.tolerance, room);
+}
+
+// Every width of a kernel over boxes, in both layouts; what is not written stays NaN.
+TEST_F(CudaConvBoxes, AllWidths) {
+  Share share;
+  for (std::int64_t size : {7, 10, 13, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100}) {
+    if (is_sanitized() && size > 40) break;
+    for (std::int64_t stride : {1, 2}) {
+      for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+        const std::int64_t kernel = stride == 1 ? 3 : 4;
+        const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
+        const Tensor x = randn({5, 64, size, size + 1}).to(layout), w = randn({64, 72, kernel, kernel});
+        for (const OverBoxes& way : kOverBoxes) {
+          SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", way));
+          if (share.takes_next()) expect_as_tensor(way, x.to(kCuda), w.to(kCuda), {}, options);
+        }
+      }
+    }
+  }
+}
+
+// Results that the tensor memory accelerator writes: of whole rows, in tiles of rows or of images, of few
+// channels and many, rectified; what is not written stays NaN.
+TEST_F(CudaConvBoxes, BoxesOfResults) {
+  struct Layer {
+    Shape x;
+    std::int64_t co, kernel, stride, padding, groups;
+  };
+  int layers = 0, boxes = 0;
+  for (const Layer& l : {Layer{{257, 64, 8, 8}, 128, 4, 2, 1, 1}, Layer{{70, 40, 16, 16}, 20, 4, 2, 1, 1},
+                         Layer{{90, 64, 9, 24}, 72, 3, 1, 1, 1}, Layer{{30, 64, 31, 32}, 66, 2, 2, 0, 1},
+                         Layer{{129, 32, 14, 16}, 64, 2, 2, 0, 1}, Layer{{65, 24, 20, 16}, 20, 2, 2, 0, 1},
+                         Layer{{70, 16, 24, 32}, 64, 2, 2, 0, 1}, Layer{{66, 64, 16, 32}, 8, 2, 2, 0, 1},
+                         Layer{{257, 32, 8, 8}, 96, 4, 2, 1, 2}, Layer{{71, 128, 5, 16}, 96, 4, 2, 1, 2}}) {
+    if (layers++ % test_share() != 0) continue;
+    const ConvTranspose2dOptions options{.stride = l.stride, .padding = l.padding, .groups = l.groups};
+    const Tensor x = randn(l.x).to(kCuda), b = randn({l.co}).to(kCuda),
+                 w = randn({l.x[1], l.co / l.groups, l.kernel, l.kernel}).to(kCuda);
+    const auto g = conv_transpose2d_geometry(x, w, b, options);
+    for (const OverBoxes& way : kOverBoxes) {
+      SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way));
+      const auto best = box_way(way, g, conv_gemm::BoxResults::boxes);
+      const auto row_bytes = g.w.out * static_cast<std::int64_t>(size_of(way.dtype));
+      if (row_bytes % 16 == 0 && best.choice.results == conv_gemm::BoxResults::boxes) ++boxes;
+      expect_as_tensor(way, x, w, b, options, 0.25);
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(boxes, 20);  // of what is checked here: those of few taps
+  }
+}
+
+// Weights as they are packed: more taps than a block has, many channels, copies of few, weights that are not
+// aligned; what is not written stays NaN.
+TEST_F(CudaConvBoxes, ManyTaps) {
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  Share share;
+  for (const Layer& l :
+       {Layer{{3, 40, 12, 13}, 72, {7, 7}, {.padding = 3}},
+        Layer{{3, 40, 9, 10}, 20, {6, 6}, {.stride = 2, .padding = 2}},
+        Layer{{2, 70, 9, 10}, 66, {5, 8}, {.padding = {2, 3}}},
+        Layer{{2, 24, 16, 17}, 24, {11, 11}, {.padding = 5, .groups = 2}},
+        Layer{{1, 640, 6, 7}, 320, {3, 3}, {.padding = 1}}, Layer{{1, 1280, 6, 7}, 20, {2, 2}, {.stride = 2}},
+        Layer{{2, 528, 6, 7}, 264, {1, 1}, {}},
+        Layer{{2, 48, 9, 10}, 40, {4, 4}, {.stride = 2, .padding = 1}}}) {
+    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (const std::int64_t first : {0, 1}) {
+        for (const OverBoxes& way : kOverBoxes) {
+          if (!share.takes_next()) continue;
+          SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " from ", first, " ", way));
+          const Shape of_weight{l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w};
+          const Tensor x = randn(l.x).to(layout).to(kCuda), w = randn({of_weight.count() + 1})
+                                                                    .to(kCuda)
+                                                                    .to(way.dtype)
+                                                                    .slice(first, first + of_weight.count())
+                                                                    .reshape(of_weight);
+          const auto g = conv_transpose2d_geometry(x.to(way.dtype), w, {}, l.options);
+          EXPECT_GT(box_way(way, g, conv_gemm::BoxResults::channels).choice.places, 0);
+          expect_as_tensor(way, x, w, {}, l.options);
+        }
+      }
+    }
+  }
+}
+
+// Float32 operands of all sizes as scaled halves: results only scale with them.
+TEST_F(CudaConvBoxes, ScaledHalvesOfAllSizes) {
+  const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
+  const Tensor x = randn({3, 40, 9, 10}), w = randn({40, 24, 4, 4});
+  for (Precision precision : {Precision::highest, Precision::high}) {
+    set_float32_precision(precision);
+    set_conv_algorithm(ConvAlgorithm::halves);
+    const auto times = [](const Tensor& t, double factor) { return (Variable(t) * factor).tensor(); };
+    const auto run_scaled = [&](double of_x, double of_w) {
+      return conv_transpose2d(times(x, of_x).to(kCuda), times(w, of_w).to(kCuda), {}, options)
+          .tensor()
+          .to(Device{});
+    };
+    const Tensor one = run_scaled(1, 1);
+    for (const auto& [of_x, of_w] : {std::pair{0x1p-100, 0x1p+20},
+                                     {0x1p+110, 0x1p-60},
+                                     {0x1p+122, 0x1p-100},
+                                     {0x1p-100, 0x1p+120},
+                                     {0x1p-50, 0x1p-40},
+                                     {0x1p+60, 0x1p+50},
+                                     {0x1p-10, 1.0}}) {
+      SCOPED_TRACE(concat(of_x, " ", of_w));
+      EXPECT_TRUE(same_bits(run_scaled(of_x, of_w), times(times(one, of_x), of_w)));
+    }
+    EXPECT_TRUE(same_bits(run_scaled(0, 1), times(one, 0)));
+  }
+}
+
+// An infinity or a NaN shows in the results that see it, and nowhere else.
+TEST_F(CudaConvBoxes, ScaledHalvesThatAreNotFinite) {
+  for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (Precision precision : {Precision::highest, Precision::high}) {
+      set_float32_precision(precision);
+      set_conv_algorithm(ConvAlgorithm::halves);
+      Tensor x = randn({2, 16, 12, 12});
+      const Tensor w = randn({16, 16, 3, 3}).to(kCuda);
+      const Tensor before = conv_transpose2d(x.to(kCuda), w, {}, {}).tensor().to(Device{});
+      x.data<float>()[5 * 144 + 6 * 12 + 7] = bad;  // image 0, channel 5, row 6, column 7
+      const Tensor after = conv_transpose2d(x.to(kCuda), w, {}, {}).tensor().to(Device{});
+      const float *a = before.data<float>(), *b = after.data<float>();
+      for (std::int64_t i = 0; i < before.count(); ++i) {
+        const std::int64_t n = i / (16 * 14 * 14), row = i / 14 % 14, column = i % 14;
+        const bool sees = n == 0 && row >= 6 && row < 9 && column >= 7 && column < 10;
+        ASSERT_EQ(std::isfinite(b[i]), !sees) << i;
+        if (!sees) {
+          ASSERT_EQ(a[i], b[i]) << i;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tapedeck::test
