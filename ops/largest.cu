@@ -1,5 +1,5 @@
-// Words come from blocks that are cleared at once: a clear for each word would take longer than what it saves
-// in small steps. A block lives as long as a tensor remembers a word of it, so for about a step.
+// Pairs of words come from blocks that are cleared at once: a clear for each word would take longer than what
+// it saves in small steps. A block lives as long as a tensor remembers words of it, so for about a step.
 #include <tapedeck/ops/largest.cuh>
 
 #include <algorithm>
@@ -15,10 +15,31 @@ namespace {
 constexpr int kAtOnce = 4;                             // loads
 constexpr int kWords = kThreads;                       // of a block
 constexpr std::int64_t kMostSoonRead = (1 << 18) - 1;  // elements
+// A sample: vectors of four elements by warps.
+constexpr std::int64_t kSample = 1 << 18, kWarp = 32;
+static_assert(kLeastSampled >= 4 * kSample);
+constexpr unsigned kLogRoom = 4;
 
+/// Vectors that warps read, their first ones `spacing` apart, and other elements.
 struct Operand {
-  const float* data;
-  std::int64_t count;
+  /// All elements.
+  explicit Operand(const Tensor& x)
+      : data(static_cast<const float*>(x.read())),
+        vectors(is_aligned(data, sizeof(float)) ? x.count() / 4 : 0),
+        first(vectors * 4),
+        count(x.count()) {}
+  Operand() = default;
+  bool can_be_sampled() const { return vectors * 4 >= kLeastSampled; }
+  void sample() {
+    spacing = vectors / (kSample / kWarp);
+    vectors = kSample;
+    first = count;
+    room = kLogRoom << 23;
+  }
+
+  const float* data = nullptr;
+  std::int64_t vectors = 0, spacing = kWarp, first = 0, count = 0;
+  unsigned room = 0;  // for larger ones
 };
 
 __global__ void __launch_bounds__(kWords) clear_kernel(unsigned* words) {
@@ -28,27 +49,30 @@ __global__ void __launch_bounds__(kWords) clear_kernel(unsigned* words) {
 
 /// Block (x, i) has a share of operand i.
 __global__ void __launch_bounds__(kThreads)
-    largest_kernel(Operand a, Operand b, unsigned* largest_a, unsigned* largest_b) {
+    largest_kernel(const __grid_constant__ Operand a, const __grid_constant__ Operand b, unsigned* largest_a,
+                   unsigned* largest_b) {
   await_previous();
-  const Operand operand = blockIdx.y == 0 ? a : b;
+  const Operand& operand = blockIdx.y == 0 ? a : b;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x,
                      threads = std::int64_t{gridDim.x} * kThreads;
   unsigned most = 0;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(operand.data) % sizeof(float4) == 0;
-  const std::int64_t vectors = aligned ? operand.count / 4 : 0;
   const auto* const data = reinterpret_cast<const float4*>(operand.data);
-  for (std::int64_t i = thread; i < vectors; i += threads * kAtOnce) {
+  for (std::int64_t i = thread; i < operand.vectors; i += threads * kAtOnce) {
     float4 x[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) x[k] = i + k * threads < vectors ? data[i + k * threads] : float4{};
+    for (int k = 0; k < kAtOnce; ++k) {
+      const std::int64_t at = i + k * threads;
+      x[k] = at < operand.vectors ? data[at / kWarp * operand.spacing + at % kWarp] : float4{};
+    }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       most = max(most,
                  max(max(magnitude(x[k].x), magnitude(x[k].y)), max(magnitude(x[k].z), magnitude(x[k].w))));
     }
   }
-  for (std::int64_t i = vectors * 4 + thread; i < operand.count; i += threads)
+  for (std::int64_t i = operand.first + thread; i < operand.count; i += threads)
     most = max(most, magnitude(operand.data[i]));
+  if (most > 0) most = min(most + operand.room, 0x7f7fffffu);
   raise_largest<kThreads>(blockIdx.y == 0 ? largest_a : largest_b, most);
 }
 
@@ -77,7 +101,7 @@ struct Words {
   int used = 0;
 };
 
-std::shared_ptr<unsigned> next_word(Device device, std::uint64_t capture) {
+std::shared_ptr<unsigned> next_words(Device device, std::uint64_t capture) {
   // Not its owner: then memory would outlive its allocator.
   thread_local std::weak_ptr<Words> current;
   const Context& context = Context::current(device);
@@ -86,46 +110,52 @@ std::shared_ptr<unsigned> next_word(Device device, std::uint64_t capture) {
     words = std::make_shared<Words>(context, capture);
     current = words;
   }
-  auto* const word = static_cast<unsigned*>(words->storage.data()) + words->used++;
-  return {words, word};
+  auto* const first = static_cast<unsigned*>(words->storage.data()) + words->used;
+  words->used += 2;
+  return {words, first};
 }
 
 }  // namespace
 
 std::shared_ptr<unsigned> new_largest(const Tensor& y) {
   const bool is_asked_for = y.dtype() == DType::float32 && conv_gemm::has_wgmma(y.device());
-  return is_asked_for && y.count() > kMostSoonRead ? next_word(y.device(), current_capture(y.device()))
+  return is_asked_for && y.count() > kMostSoonRead ? next_words(y.device(), current_capture(y.device()))
                                                    : nullptr;
 }
 
-void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& word) {
-  if (word != nullptr) y.set_largest(word, current_capture(y.device()));
+void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words) {
+  if (words != nullptr) y.set_largest(words, current_capture(y.device()));
 }
 
-Largest::Largest(const Tensor& a, const Tensor& b) {
-  Operand operands[2] = {};
-  unsigned* words[2] = {};
+Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
+  Operand operands[2];
+  unsigned* found[2] = {};
   unsigned count = 0;
   std::int64_t most = 1;
   const std::uint64_t capture = current_capture(a.device());  // one question to the driver
-  const auto find = [&](const Tensor& x) {
-    std::shared_ptr<void> known = x.largest(capture);
-    if (known == nullptr) known = OperandCopies::find(x, {});
-    if (known != nullptr) return known;
-    const std::shared_ptr<unsigned> word = next_word(x.device(), capture);
-    OperandCopies::keep(x, {}, word);
-    words[count] = word.get();
-    operands[count++] = {static_cast<const float*>(x.read()), x.count()};
-    most = std::max(most, x.count());
-    return std::shared_ptr<void>(word);
+  const auto find = [&](const Tensor& x, Next next, int i) {
+    words_[i] = x.largest(capture);
+    if (words_[i] == nullptr) words_[i] = OperandCopies::find(x, {});
+    if (words_[i] == nullptr) {
+      const std::shared_ptr<unsigned> words = next_words(x.device(), capture);
+      OperandCopies::keep(x, {}, words);
+      words_[i] = words;
+      Operand operand(x);
+      magnitudes_[i].is_guess = next == Next::copies && operand.can_be_sampled();
+      if (magnitudes_[i].is_guess) operand.sample();
+      most = std::max({most, operand.vectors * 4, operand.count - operand.first});
+      found[count] = words.get();
+      operands[count++] = operand;
+    }
+    magnitudes_[i].words = static_cast<const unsigned*>(words_[i].get());
   };
-  a_ = find(a), b_ = find(b);
+  find(a, next_a, 0), find(b, next_b, 1);
   if (count == 0) return;
   const std::int64_t blocks =
       std::clamp<std::int64_t>(ceil_div(most, kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));
   launch_kernel("conv: largest magnitudes", a.device(), largest_kernel,
-                dim3(grid_size("conv", blocks), count), kThreads, operands[0], operands[1], words[0],
-                words[1]);
+                dim3(grid_size("conv", blocks), count), kThreads, operands[0], operands[1], found[0],
+                found[1]);
 }
 
 }  // namespace tapedeck::cu

@@ -2,7 +2,13 @@
 //
 // Kernels that make a tensor find it on the way: a maximum in registers, and one atomic maximum a block, on
 // which order has no influence. The tensor remembers where it is until somebody may write it (core/tensor.h).
-// Of a tensor whose maker did not care, it costs a read. Infinities and NaN do not count.
+// Of a tensor whose maker did not care, it costs a read; of a large one that is copied as halves anyway, only
+// a read of a sample: copies are scaled for magnitudes up to kRoom times the sample's, and made again in the
+// rare case that they meet larger ones. Infinities and NaN do not count.
+//
+// Two words hold it: what was found, or kRoom times the sample's largest; and 0, or the largest of what is
+// beyond that. Their maximum is what operands are scaled by. Copies know the second word only for all of a
+// tensor, so those that leave elements out do not use samples.
 #pragma once
 
 #include <memory>
@@ -17,6 +23,11 @@ __device__ __forceinline__ unsigned magnitude(float x) {
   return bits < 0x7f800000u ? bits : 0;
 }
 
+/// Of the two words of a tensor.
+__device__ __forceinline__ unsigned largest_of(const unsigned* words) {
+  return max(words[0], words[1]);
+}
+
 /// For all threads of a block of kBlock: raises *largest to the largest of their `most`.
 template <int kBlock>
 __device__ __forceinline__ void raise_largest(unsigned* largest, unsigned most) {
@@ -29,22 +40,31 @@ __device__ __forceinline__ void raise_largest(unsigned* largest, unsigned most) 
   if (threadIdx.x == 0 && most > 0) atomicMax(largest, most);
 }
 
-/// A word on y's device for kernels that make y, queued next on the current stream: 0, to be raised. Null if
-/// it is not worth it: nobody asks for the magnitudes of such tensors, or they are soon read.
+/// Two words on y's device for kernels that make y, queued next on the current stream: 0, the first to be
+/// raised. Null if it is not worth it: nobody asks for the magnitudes of such tensors, or they are soon read.
 std::shared_ptr<unsigned> new_largest(const Tensor& y);
-/// After these kernels are queued: y remembers the word, if there is one. Nobody else has y yet.
+/// After these kernels are queued: y remembers the words, if there are any. Nobody else has y yet.
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& word);
+
+/// A tensor's two words, on the device.
+struct Magnitude {
+  const unsigned* words = nullptr;
+  bool is_guess = false;  // of a sample: the next to read all of the tensor raises the second word
+};
 
 /// The largest magnitudes of two tensors, found on the current stream where they are not known.
 class Largest {
  public:
-  Largest(const Tensor& a, const Tensor& b);
-  // Their bits, on the device.
-  const unsigned* a() const { return static_cast<const unsigned*>(a_.get()); }
-  const unsigned* b() const { return static_cast<const unsigned*>(b_.get()); }
+  /// Whether all of a tensor is copied as halves next, so that a guess will do.
+  enum class Next { reads, copies };
+
+  Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b);
+  const Magnitude& a() const { return magnitudes_[0]; }
+  const Magnitude& b() const { return magnitudes_[1]; }
 
  private:
-  std::shared_ptr<void> a_, b_;
+  std::shared_ptr<void> words_[2];
+  Magnitude magnitudes_[2];
 };
 
 }  // namespace tapedeck::cu

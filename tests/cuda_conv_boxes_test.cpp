@@ -110,6 +110,30 @@ TEST_F(CudaConvBoxes, AllWidths) {
   }
 }
 
+// Copies with the channels last by as many thread blocks as large images have: of pixels that are read by
+// four, by two, one by one; of few channels and many, in groups, of images in part of a tile; without rows
+// that no tap reaches.
+TEST_F(CudaConvBoxes, CopiesOfManyPixels) {
+  struct Layer {
+    Shape x;
+    std::int64_t co, groups, stride;
+  };
+  Share share;
+  for (const Layer& l : {Layer{{9, 64, 100, 100}, 24, 1, 1}, Layer{{9, 64, 90, 111}, 24, 1, 1},
+                         Layer{{9, 64, 91, 111}, 24, 1, 1}, Layer{{9, 72, 91, 110}, 16, 1, 1},
+                         Layer{{20, 8, 180, 180}, 8, 1, 1}, Layer{{14, 15, 111, 111}, 24, 3, 1},
+                         Layer{{70, 32, 50, 50}, 16, 1, 1}, Layer{{4, 64, 60, 60}, 64, 1, 5}}) {
+    const ConvTranspose2dOptions options{.stride = l.stride, .padding = 1, .groups = l.groups};
+    for (const OverBoxes& way : kOverBoxes) {
+      SCOPED_TRACE(concat(l.x, " ", l.co, " ", way));
+      if (!share.takes_next()) continue;
+      const Tensor x = randn(l.x, {.device = kCuda}),
+                   w = randn({l.x[1], l.co / l.groups, 3, 3}, {.device = kCuda});
+      expect_as_tensor(way, x, w, {}, options);
+    }
+  }
+}
+
 // Results that the tensor memory accelerator writes: of whole rows, in tiles of rows or of images, of few
 // channels and many, rectified; what is not written stays NaN.
 TEST_F(CudaConvBoxes, BoxesOfResults) {

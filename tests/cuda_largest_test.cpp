@@ -1,8 +1,14 @@
 // Largest magnitudes that tensors remember from the kernels that made them (ops/largest.cuh): products of
 // scaled halves read them, and overflow with one that is too small. A clone remembers nothing, so that
 // products of it tell what is right.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <memory>
 
 #include <tapedeck/autograd/tape.h>
 #include <tapedeck/core/captured_step.h>
@@ -196,6 +202,84 @@ TEST_F(CudaLargest, IsNotTakenIntoACapturedStep) {
   y.copy_((Variable(y) * 1e6).tensor());
   EXPECT_TRUE(same(step(none)[0].to_vector<float>(),
                    conv_transpose2d(y.clone(), w, {}, {}).tensor().to_vector<float>()));
+}
+
+/// Who reads a tensor and its clone that knows the magnitude, to compare.
+Tensor knowing(const Tensor& x) {
+  const std::vector<float> values = x.to_vector<float>();
+  std::uint32_t most = 0;
+  for (const float value : values)
+    if (std::isfinite(value)) most = std::max(most, std::bit_cast<std::uint32_t>(std::abs(value)));
+  const Tensor words = Tensor::full({1}, static_cast<double>(most), {DType::int64, kCuda});  // and a zero
+  const Tensor y = x.clone();
+  y.set_largest({std::make_shared<Tensor>(words), static_cast<unsigned*>(words.raw())}, 0);
+  return y;
+}
+
+// Large tensors are scaled by a sample. Whatever it does not tell is found when they are copied: then results
+// are those of an exact magnitude, to the bit.
+TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
+  if (!is_known(normalised(kRows))) GTEST_SKIP() << "this GPU has no products of halves";
+  const Shape shape{2, 32, 256, 300}, of_y{2, 32, 258, 302};  // more than 2^22 elements
+  const Tensor w = randn({32, 32, 3, 3}, {.device = kCuda});
+  const auto results = [&](const Tensor& x, const Tensor& gy) {
+    const Variable a = Variable::parameter(x), b = Variable::parameter(w);
+    Tape tape;
+    const Variable y = conv_transpose2d(a, b, {}, {});
+    const Variables g = tape.gradient(y, {a, b}, {.gradient = gy});
+    return std::array{y.tensor().to_vector<float>(), g[0].tensor().to_vector<float>(),
+                      g[1].tensor().to_vector<float>()};
+  };
+  // Of the elements in memory, the sample has the first 128 of each 600 of x, and of each 608 of gy.
+  constexpr std::int64_t kSeen = 608 * 5 + 50, kMissed = 608 * 5 + 400;
+  static_assert(kSeen % 600 < 128 && kSeen % 608 < 128 && kMissed % 600 > 128 && kMissed % 608 > 128);
+  struct Case {
+    const char* name;
+    float factor;  // of all elements
+    float seen, missed;
+    bool is_made_again;
+  };
+  const Case cases[] = {{"normal numbers", 1, 1, 1, false},
+                        {"a large one, seen", 1, 1e5F, 1, false},
+                        {"infinity, missed", 1, 1, kInfinity, false},
+                        {"NaN and a large one", 1, 1e3F, kNaN, false},
+                        {"nothing", 0, 0, 0, false},
+                        {"missed", 1, 1, 1e5F, true},
+                        {"missed, much larger", 1e-20F, 1, 1e10F, true},
+                        {"a single one", 0, 0, -3, true}};
+  Share share(4);
+  for (const Precision precision : {Precision::high, Precision::highest}) {
+    set_float32_precision(precision);
+    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (const Case& c : cases) {
+        if (!share.takes_next()) continue;
+        SCOPED_TRACE(concat(precision == Precision::high ? "high " : "highest ", layout, " ", c.name));
+        const auto made = [&](const Shape& s) {
+          const Tensor host = (randn(s) * c.factor).tensor().to(layout);
+          host.data<float>()[kSeen] = c.seen;
+          host.data<float>()[kMissed] = c.missed;
+          return host.to(kCuda);
+        };
+        const Tensor x = made(shape), gy = made(of_y);
+        const auto guessed = results(x, gy), again = results(x, gy), known = results(knowing(x), knowing(gy));
+        for (std::size_t i = 0; i < guessed.size(); ++i) {
+          EXPECT_TRUE(same(guessed[i], again[i])) << i;
+          if (c.is_made_again) {
+            EXPECT_TRUE(same(guessed[i], known[i])) << i;
+            continue;
+          }
+          double most = 0, error = 0;
+          for (std::size_t k = 0; k < known[i].size(); ++k) {
+            ASSERT_EQ(std::isfinite(known[i][k]), std::isfinite(guessed[i][k])) << i << " " << k;
+            if (!std::isfinite(known[i][k])) continue;
+            most = std::max(most, std::abs(double{known[i][k]}));
+            error = std::max(error, std::abs(double{known[i][k]} - double{guessed[i][k]}));
+          }
+          EXPECT_LE(error, 1e-6 * most) << i;
+        }
+      }
+    }
+  }
 }
 
 // Words are on the stream, and in the memory, of the tensors that remember them.

@@ -1,11 +1,16 @@
 // The copies that ChannelsLast needs: a transpose of pixels and channels, or where these lie right already,
 // their parts.
 //
-// For the transpose, a block has kPixels pixels of an image and 128 bytes of channels, of each part. It reads
-// along pixels and writes along channels, full sectors both ways where the images are nchw; in between are
-// rows of pixels in shared memory whose pitch is a word more than 128 bytes, so that both sides meet
-// different banks (two threads the same one where pixels are read by pairs, or 16-bit elements one by one).
+// For the transpose, a block has a tile of pixels and 128 bytes of channels, of each part; where an image has
+// fewer channels, a row of the tile holds that many more pixels. Pixels are those of all images, one after
+// the other. Threads read up to four neighbouring pixels at once of the channels that make a word, and write
+// them as words of as many rows; then they read rows and write vectors of channels: full sectors both ways.
+// Word w of row p lies at w ^ turn(p), so that both sides meet different banks.
+//
+// Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
+// it; a kernel of few blocks then does it all again, or, nearly always, nothing.
 #include <algorithm>
+#include <optional>
 
 #include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/core/launch_kernel.cuh>
@@ -19,149 +24,230 @@ namespace {
 using conv_gemm::ImageStrides;
 using conv_gemm::kVectorBytes;
 
-constexpr int kPixels = 64, kRowWords = 33;
+constexpr int kRowWords = 32, kWarps = kThreads / 32;
+/// Of a tile, in all rows; few where there would be too few blocks.
+constexpr int pixels_of_tile(int parts, bool few) {
+  return few ? 32 : 128 / parts;
+}
+
+/// What copies of scaled halves know of their operand's magnitudes.
+enum class Scale { known, guessed, repeated };
 
 struct Arguments {
   const void* from;
   uint4* to;
-  const unsigned* largest;
+  const unsigned* largest;  // of two words the second is raised by the guess
+  Scale scale = Scale::known;
   ImageStrides strides;
-  std::int64_t pixels;  // of an image
-  conv_gemm::Divider width, group;
+  int tiles;          // all, of which neighbours have the same pixels
+  unsigned pixels;    // of all images
+  int log_split = 0;  // of how many pixels a row has words
+  conv_gemm::Divider channel_tiles, plane, width, group;
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
 };
 
-// What an element becomes: kParts of type To. A thread takes kAtOnce channels.
+// What an element becomes: kParts of type To.
 
 /// Word: an unsigned integer of an element's size.
 template <class Word>
 struct Whole {
   using From = Word;
   using To = Word;
-  static constexpr int kParts = 1, kAtOnce = 1;
-  __device__ explicit Whole(const unsigned*) {}
+  static constexpr int kParts = 1;
+  __device__ Whole(const unsigned*, Scale) {}
+  __device__ static bool has_work() { return true; }
   __device__ void operator()(Word x, Word (&parts)[1]) const { parts[0] = x; }
+  __device__ void finish() const {}
 };
 
 template <int kOf>
 struct Halves {
   using From = float;
   using To = float16;
-  static constexpr int kParts = kOf, kAtOnce = 2;
-  __device__ explicit Halves(const unsigned* largest) : scale(conv_gemm::scale_of(*largest)) {}
-  __device__ void operator()(float x, float16 (&parts)[kOf]) const { conv_gemm::split_half(x, scale, parts); }
+  static constexpr int kParts = kOf;
+  __device__ Halves(const unsigned* words, Scale s)
+      : largest(words),
+        scale_is(s),
+        bound(s == Scale::guessed ? words[0] : largest_of(words)),
+        scale(conv_gemm::scale_of(bound)) {}
+  /// Not if the guess was right.
+  __device__ bool has_work() const {
+    return scale_is != Scale::repeated || conv_gemm::is_beyond(largest[1], largest[0]);
+  }
+  __device__ void operator()(float x, float16 (&parts)[kOf]) {
+    most = max(most, magnitude(x));
+    conv_gemm::split_half(x, scale, parts);
+  }
+  /// For all threads of a warp, when they have copied their elements.
+  __device__ void finish() const {
+    if (scale_is != Scale::guessed) return;
+    const unsigned of_warp = __reduce_max_sync(~0u, most);
+    if (threadIdx.x % 32 == 0 && conv_gemm::is_beyond(of_warp, bound))
+      atomicMax(const_cast<unsigned*>(largest) + 1, of_warp);
+  }
+
+  const unsigned* largest;
+  Scale scale_is;
+  unsigned bound, most = 0;
   float scale;
 };
 
-/// kPair: pixels are neighbours, and pairs of them aligned.
-template <class Split, bool kPair>
-__global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ Arguments a) {
+/// Different for 32 rows that follow each other, one by one or by two or four from any of the first ones; and
+/// apart in its lowest bits for four rows four apart.
+__device__ __forceinline__ int turn(int row) {
+  return ((row >> 2) + ((row & 3) << 3)) & 31;
+}
+
+/// A thread reads kStep pixels at once: neighbours, aligned.
+template <class Split, int kStep, bool kFew>
+__global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
   using To = typename Split::To;
-  constexpr int kParts = Split::kParts, kAtOnce = Split::kAtOnce, kChannels = 128 / sizeof(To);
-  constexpr int kStep = kPair ? 2 : 1, kElements = kVectorBytes / sizeof(To);
+  constexpr int kParts = Split::kParts, kPixels = pixels_of_tile(kParts, kFew), kAtOnce = 4 / sizeof(To),
+                kElements = kVectorBytes / sizeof(To);
+  // Threads of a warp have the pixels of kAcross words.
+  constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
+                kTurns = kPixels * kAcross / (kStep * 32), kWords = kRowWords / (kWarps * kAcross),
+                kLanes = 32 / kAcross;
   await_previous();
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
-  const std::int64_t first_pixel = std::int64_t{blockIdx.x} * kPixels;
-  if (a.phases + 1 != 1u << a.stride) {
-    const int last = static_cast<int>(min(a.pixels, first_pixel + kPixels) - 1);
-    bool wanted = false;
-    for (int h = a.width.divide(static_cast<int>(first_pixel)); h <= a.width.divide(last); ++h) {
-      wanted = wanted || (a.phases >> (h + a.padding) % a.stride & 1) != 0;
-    }
-    if (!wanted) return;
-  }
-  const Split split(a.largest);
-  const int first_channel = blockIdx.y * kChannels;
-  const From* const from = static_cast<const From*>(a.from) + blockIdx.z * a.strides.n;
+  Split split(a.largest, a.scale);
+  if (!split.has_work()) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kChannels / kAtOnce / 8; ++i) {
-    const int first = (warp + i * 8) * kAtOnce;
-    bool inside[kAtOnce];
-    const From* channels[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int c = first_channel + first + j, group = a.group.divide(c), in_group = a.group.modulo(c, group),
-                channel = group * a.group_channels + in_group;
-      inside[j] = in_group < a.group_channels && channel < a.channels;
-      channels[j] = from + static_cast<std::int64_t>(channel) * a.strides.c;
+  const int log_of_pixel = 5 - a.log_split, of_pixel = 1 << log_of_pixel;  // words
+  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    if (tile != blockIdx.x) __syncthreads();
+    const int tile_pixels = a.channel_tiles.divide(tile),
+              first_pixel = (tile_pixels * kPixels) << a.log_split,
+              first_channel = a.channel_tiles.modulo(tile, tile_pixels) * kRowWords * kAtOnce;
+    if (a.phases + 1 != 1u << a.stride) {
+      const int last = static_cast<int>(
+                    min(a.pixels - 1, static_cast<unsigned>(first_pixel) + (kPixels << a.log_split) - 1)),
+                image = a.plane.divide(first_pixel);
+      bool wanted = image != a.plane.divide(last);
+      if (!wanted) {
+        const int last_row = a.width.divide(a.plane.modulo(last, image));
+        for (int h = a.width.divide(a.plane.modulo(first_pixel, image)); h <= last_row; ++h)
+          wanted = wanted || (a.phases >> (h + a.padding) % a.stride & 1) != 0;
+      }
+      if (!wanted) continue;
     }
+    Pack<From, kStep> values[kWords][kTurns][kAtOnce] = {};
+    const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes % kRowWords; };
+    const auto row_of = [&](int turn) { return (lane % kLanes + turn * 32) * kStep; };
 #pragma unroll
-    for (int p = lane * kStep; p < kPixels; p += 32 * kStep) {
-      const std::int64_t pixel = first_pixel + p;
-      Pack<From, kStep> values[kAtOnce] = {};
-      if (pixel < a.pixels) {
-        std::int64_t at;
-        if constexpr (kPair) {
-          at = pixel;
-        } else {
-          const int h = a.width.divide(static_cast<int>(pixel)),
-                    w = a.width.modulo(static_cast<int>(pixel), h);
-          at = static_cast<std::int64_t>(h) * a.strides.h + static_cast<std::int64_t>(w) * a.strides.w;
+    for (int i = 0; i < kWords; ++i) {
+      const int word = word_of(i);
+      bool inside[kAtOnce];
+      const From* channels[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int c = first_channel + (word & (of_pixel - 1)) * kAtOnce + j, group = a.group.divide(c),
+                  in_group = a.group.modulo(c, group), channel = group * a.group_channels + in_group;
+        inside[j] = in_group < a.group_channels && channel < a.channels;
+        channels[j] = static_cast<const From*>(a.from) + static_cast<std::int64_t>(channel) * a.strides.c;
+      }
+#pragma unroll
+      for (int k = 0; k < kTurns; ++k) {
+        const unsigned pixel = first_pixel + (word >> log_of_pixel) * kPixels + row_of(k);
+        const int image = a.plane.divide(static_cast<int>(pixel)),
+                  of_image = a.plane.modulo(static_cast<int>(pixel), image);
+        std::int64_t at = image * a.strides.n + of_image;
+        if constexpr (kStep == 1) {
+          const int h = a.width.divide(of_image), w = a.width.modulo(of_image, h);
+          at = image * a.strides.n + static_cast<std::int64_t>(h) * a.strides.h +
+               static_cast<std::int64_t>(w) * a.strides.w;
         }
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
-          if (inside[j]) values[j] = *reinterpret_cast<const Pack<From, kStep>*>(channels[j] + at);
+          if (inside[j] && pixel < a.pixels)
+            values[i][k][j] = *reinterpret_cast<const Pack<From, kStep>*>(channels[j] + at);
       }
+    }
+    __syncwarp();  // all loads first: the assembler put stores, which wait for one, between them
 #pragma unroll
-      for (int k = 0; k < kStep; ++k) {
-        To parts[kAtOnce][kParts];
+    for (int i = 0; i < kWords; ++i) {
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) split(values[j].values[k], parts[j]);
+      for (int k = 0; k < kTurns; ++k) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          Pack<To, kAtOnce> together;
+        for (int p = 0; p < kStep; ++p) {
+          const int row = row_of(k) + p;
+          To parts[kAtOnce][kParts];
 #pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) together.values[j] = parts[j][part];
-          *reinterpret_cast<Pack<To, kAtOnce>*>(reinterpret_cast<To*>(words[part] + (p + k) * kRowWords) +
-                                                first) = together;
+          for (int j = 0; j < kAtOnce; ++j) split(values[i][k][j].values[p], parts[j]);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            Pack<To, kAtOnce> together;
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) together.values[j] = parts[j][part];
+            *reinterpret_cast<Pack<To, kAtOnce>*>(words[part] + row * kRowWords + (word_of(i) ^ turn(row))) =
+                together;
+          }
         }
       }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-    for (int i = 0; i < kPixels * 8 / kThreads; ++i) {
-      const int p = threadIdx.x / 8 + i * (kThreads / 8), v = threadIdx.x % 8;
-      const int channel = first_channel + v * kElements;
-      if (first_pixel + p >= a.pixels || channel >= a.padded) continue;
-      const std::uint32_t* const row = words[part] + p * kRowWords + v * 4;
-      const std::int64_t at =
-          (((std::int64_t{blockIdx.z} * a.pixels + first_pixel + p) * kParts + part) * a.padded + channel) /
-          kElements;
-      a.to[at] = make_uint4(row[0], row[1], row[2], row[3]);
+      for (int i = 0; i < kPixels * 8 / kThreads; ++i) {
+        // A warp has four rows that are four apart.
+        const int line = threadIdx.x / 8 + i * (kThreads / 8), v = threadIdx.x % 8,
+                  row = (line & ~15) | (line & 3) << 2 | (line >> 2 & 3);
+        const unsigned pixel = first_pixel + (v * 4 >> log_of_pixel) * kPixels + row;
+        const int channel = first_channel + (v * 4 & (of_pixel - 1)) * kAtOnce;
+        if (pixel >= a.pixels || channel >= a.padded) continue;
+        const std::uint32_t* const words_of_row = words[part] + row * kRowWords;
+        const int t = turn(row);
+        const std::int64_t at = ((std::int64_t{pixel} * kParts + part) * a.padded + channel) / kElements;
+        a.to[at] = make_uint4(words_of_row[(v * 4) ^ t], words_of_row[(v * 4 + 1) ^ t],
+                              words_of_row[(v * 4 + 2) ^ t], words_of_row[(v * 4 + 3) ^ t]);
+      }
     }
   }
+  split.finish();
 }
 
-/// A thread has a vector of each part.
+/// A thread has vectors of each part.
 template <class Split>
-__global__ void __launch_bounds__(kThreads)
-    split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest) {
+__global__ void __launch_bounds__(kThreads) split_kernel(const float4* from, uint4* to, std::int64_t count,
+                                                         int of_pixel, const unsigned* largest, Scale scale) {
   constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
   await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const Split split(largest);
-  const float4 x[2] = {from[2 * i], from[2 * i + 1]};
-  const float values[kElements] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
-  Pack<float16, kElements> parts[kParts];
+  Split split(largest, scale);
+  if (!split.has_work()) return;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const float4 x[2] = {from[2 * i], from[2 * i + 1]};
+    const float values[kElements] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+    Pack<float16, kElements> parts[kParts];
 #pragma unroll
-  for (int k = 0; k < kElements; ++k) {
-    float16 of_element[kParts];
-    split(values[k], of_element);
+    for (int k = 0; k < kElements; ++k) {
+      float16 of_element[kParts];
+      split(values[k], of_element);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+      for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+    }
+    const std::int64_t first = kParts == 1 ? i : i + i / of_pixel * of_pixel;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
   }
-  const std::int64_t first = kParts == 1 ? i : i + i / of_pixel * of_pixel;
-#pragma unroll
-  for (int part = 0; part < kParts; ++part)
-    *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
+  split.finish();
+}
+
+/// launch(scale), and where the scale is a guess, once more.
+template <class F>
+void launch_scaled(const Magnitude& largest, const F& launch) {
+  launch(largest.is_guess ? Scale::guessed : Scale::known);
+  if (largest.is_guess) launch(Scale::repeated);
+}
+/// A thread block for each of `parts`, or few if they hardly ever have work.
+unsigned blocks_of(Device device, std::int64_t parts, Scale scale) {
+  const std::int64_t most = scale == Scale::repeated ? 4 * multiprocessors(device) : parts;
+  return grid_size("conv", std::min(parts, most));
 }
 
 bool has_channels_last(const Tensor& images) {
@@ -169,26 +255,32 @@ bool has_channels_last(const Tensor& images) {
          reinterpret_cast<std::uintptr_t>(images.read()) % kVectorBytes == 0;
 }
 
+/// A bit for each phase of rows that has taps, if not all have.
+std::optional<unsigned> phases_copied(const ConvAxis* rows) {
+  if (rows == nullptr || rows->stride > conv_gemm::kMaxPhases) return {};
+  unsigned phases = 0;
+  for (int r = 0; r < rows->stride; ++r) phases |= rows->taps(r) > 0 ? 1u << r : 0;
+  if (phases + 1 == 1u << rows->stride) return {};
+  return phases;
+}
+
 }  // namespace
 
+bool ChannelsLast::takes_all(const ConvAxis* rows) {
+  return !phases_copied(rows);
+}
+
 template <class Split>
-void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const unsigned* largest) {
+void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest) {
   using From = typename Split::From;
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
   const int channels = static_cast<int>(images.size(1)), padded = group_channels * groups;
   const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
   strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
-  Arguments a{};
-  if (rows != nullptr && rows->stride <= conv_gemm::kMaxPhases) {
-    a.stride = static_cast<int>(rows->stride);
-    a.padding = static_cast<int>(rows->padding);
-    a.phases = 0;
-    for (int r = 0; r < a.stride; ++r) a.phases |= rows->taps(r) > 0 ? 1u << r : 0;
-  }
-  const bool all_rows = a.phases + 1 == 1u << a.stride;
+  const std::optional<unsigned> phases = phases_copied(rows);
   const OperandForm form{
       kParts, sizeof(typename Split::To), groups,
-      all_rows ? 0 : a.phases << 8 | static_cast<unsigned>(a.stride << 3 | a.padding % a.stride)};
+      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0};
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
@@ -199,36 +291,58 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   copy_ = std::shared_ptr<void>(copy, to);
   OperandCopies::keep(images, form, copy_);
   if (images.count() == 0) return;
+  const Device device = images.device();
   if constexpr (std::is_same_v<From, float>) {
     if (has_channels_last(images) && padded == channels) {
       const std::int64_t count = images.count() / kElements;
-      return launch_kernel("conv: halves", images.device(), split_kernel<Split>,
-                           grid_size("conv", ceil_div(count, kThreads)), kThreads,
-                           static_cast<const float4*>(images.read()), to, count, padded / kElements, largest);
+      return launch_scaled(largest, [&](Scale scale) {
+        launch_kernel("conv: halves", device, split_kernel<Split>,
+                      blocks_of(device, ceil_div(count, kThreads), scale), kThreads,
+                      static_cast<const float4*>(images.read()), to, count, padded / kElements, largest.words,
+                      scale);
+      });
     }
   }
-  a.from = images.read();
-  a.to = to;
-  a.largest = largest;
+  Arguments a{};
+  if (phases) {
+    a.stride = static_cast<int>(rows->stride), a.padding = static_cast<int>(rows->padding);
+    a.phases = *phases;
+  }
+  a.largest = largest.words;
   a.strides = ImageStrides(images.strides());
-  a.pixels = plane;
-  a.width = conv_gemm::Divider(images.size(3));
+  a.plane = conv_gemm::Divider(plane), a.width = conv_gemm::Divider(images.size(3));
   a.group = conv_gemm::Divider(group_channels);
   a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
-  const bool pairs = images.layout() == Layout::nchw && plane % 2 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(images.read()) % (2 * sizeof(From)) == 0;
-  // A grid has at most 65535 blocks along z.
-  for (std::int64_t n = 0; n < images.size(0); n += 32768) {
-    Arguments part = a;
-    part.from = static_cast<const From*>(a.from) + n * a.strides.n;
-    part.to = a.to + n * of_image;
-    const dim3 grid(grid_size("conv", ceil_div(plane, kPixels)),
-                    static_cast<unsigned>(ceil_div(padded, kElements * 8)),
-                    static_cast<unsigned>(std::min<std::int64_t>(32768, images.size(0) - n)));
-    launch_kernel("conv: channels last", images.device(),
-                  pairs ? transpose_kernel<Split, true> : transpose_kernel<Split, false>, grid, kThreads,
-                  part);
-  }
+  const int words = padded * kVectorBytes / kElements / 4;
+  while (words <= kRowWords >> (a.log_split + 1) && a.log_split < 3) ++a.log_split;
+  const auto neighbours = [&](int count) {
+    return images.layout() == Layout::nchw && plane % count == 0 &&
+           reinterpret_cast<std::uintptr_t>(images.read()) % (count * sizeof(From)) == 0;
+  };
+  a.channel_tiles = conv_gemm::Divider(ceil_div(words, kRowWords));
+  const auto tiles_of = [&](std::int64_t pixels, bool few) {
+    return ceil_div(words, kRowWords) * ceil_div(pixels, pixels_of_tile(kParts, few) << a.log_split);
+  };
+  const bool few = tiles_of(images.size(0) * plane, false) < 4 * multiprocessors(device);
+  const auto kernel_of = [&]<bool kFew>() {
+    return neighbours(4)   ? transpose_kernel<Split, 4, kFew>
+           : neighbours(2) ? transpose_kernel<Split, 2, kFew>
+                           : transpose_kernel<Split, 1, kFew>;
+  };
+  const auto kernel = few ? kernel_of.template operator()<true>() : kernel_of.template operator()<false>();
+  // Kernels count pixels in 31 bits.
+  const std::int64_t images_at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / plane);
+  launch_scaled(largest, [&](Scale scale) {
+    a.scale = scale;
+    for (std::int64_t n = 0; n < images.size(0); n += images_at_once) {
+      a.from = static_cast<const From*>(images.read()) + n * a.strides.n;
+      a.to = to + n * of_image;
+      a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * plane);
+      const std::int64_t tiles = tiles_of(a.pixels, few);
+      a.tiles = static_cast<int>(grid_size("conv", tiles));
+      launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, scale), kThreads, a);
+    }
+  });
 }
 
 ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {
@@ -240,15 +354,15 @@ ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* row
     strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
                channels};
   } else if (bytes == 2) {
-    copy<Whole<std::uint16_t>>(images, groups, rows, nullptr);
+    copy<Whole<std::uint16_t>>(images, groups, rows, {});
   } else {
     check(bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
-    copy<Whole<std::uint32_t>>(images, groups, rows, nullptr);
+    copy<Whole<std::uint32_t>>(images, groups, rows, {});
   }
 }
 
 ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts,
-                           const unsigned* largest) {
+                           const Magnitude& largest) {
   constexpr int kElements = kVectorBytes / sizeof(float16);
   const int mine = static_cast<int>(images.size(1)) / groups;
   group_channels = (mine + kElements - 1) / kElements * kElements;

@@ -5,6 +5,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/ops/largest.cuh>
 
 namespace tapedeck::cu {
 
@@ -16,10 +17,12 @@ class ChannelsLast {
   /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
   /// nullptr: all are copied.
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr);
-  /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), whose largest magnitude's
-  /// bits are `largest`: a pixel has the first parts of all groups, then the second ones, like so many more
-  /// groups.
-  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const unsigned* largest);
+  /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`
+  /// magnitude: a pixel has the first parts of all groups, then the second ones, like so many more groups.
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const Magnitude& largest);
+
+  /// Whether copies leave no rows out.
+  static bool takes_all(const ConvAxis* rows);
 
   const void* data;
   conv_gemm::ImageStrides strides;
@@ -27,7 +30,7 @@ class ChannelsLast {
 
  private:
   template <class Split>
-  void copy(const Tensor& images, int groups, const ConvAxis* rows, const unsigned* largest);
+  void copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest);
 
   std::shared_ptr<void> copy_;
 };

@@ -102,6 +102,13 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
           weight_moved(c)};
 }
 
+/// What it takes to make halves of float32 tensors of so many elements, where small ones are read twice
+/// (ops/largest.cuh), as a part of that.
+inline double halves_made(const conv_gemm::Factors& f, std::int64_t count) {
+  const double made = 4 + 2 * f.halves();
+  return count < kLeastSampled ? 1 : made / (4 + made);
+}
+
 /// Hopper's products, of which wgmma_choice.h knows the clocks.
 inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed;
@@ -112,7 +119,12 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   Terms t{1};
   t[1 + static_cast<int>(way.kind)] =
       (way.kind == conv_gemm::MapKind::windows ? way.windows.clocks : way.boxes.choice.clocks) / 1700;
-  t[way.kind == conv_gemm::MapKind::halves ? 9 : 4] = images_moved(c, transposed);
+  const std::int64_t from = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
+  if (way.kind == conv_gemm::MapKind::halves) {
+    t[9] = images_moved(c, transposed) * halves_made(c.operands, from);
+  } else {
+    t[4] = images_moved(c, transposed);
+  }
   t[5] = out;
   t[6] = way.kind == conv_gemm::MapKind::windows && transposed && c.g.w.stride > 1 ? out : 0;
   t[7] = weight_moved(c);
@@ -206,14 +218,17 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
 
 /// The same of Hopper's: over boxes, or of gathered windows.
 inline Terms of_wgmma_weight_grad(const ConvCall& c) {
-  const double images = images_moved(c, true) + images_moved(c, false);
   Terms t{1};
   t[7] = weight_moved(c);
   if (conv_gemm::weight_grad_over_boxes(c.g, c.operands, false)) {
     const conv_gemm::BoxGradPlan p =
         conv_gemm::box_grad_plan(c.g, c.operands.are_float() ? c.operands.halves() : 1);
     if (p.exists()) {
-      t[5] = images;
+      const auto made = [&](bool x) {
+        const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
+        return images_moved(c, x) * (c.operands.are_float() ? halves_made(c.operands, count) : 1);
+      };
+      t[5] = made(true) + made(false);
       t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
              p.x_blocks * p.atoms * p.units / 1e2;
       t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
@@ -233,7 +248,7 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   t[vectors ? 8 : 3] = chunks * 128 * n / 1e5;
   t[vectors ? 9 : 4] = chunks / 10;
   t[6] = weight_moved(c) * share.splits;
-  t[10] = images;
+  t[10] = images_moved(c, true) + images_moved(c, false);
   return t;
 }
 

@@ -9,6 +9,10 @@
 
 namespace tapedeck {
 
+/// Of tensors of so many elements a sample tells the largest magnitude, where they are copied
+/// (ops/largest.cuh).
+inline constexpr std::int64_t kLeastSampled = 1 << 22;
+
 /// What a copy is of its tensor: `parts` numbers of `bytes` of each element, or none but their largest
 /// magnitude; channels in `groups`; and of an axis of rows all or some phases, as `rows` says.
 struct OperandForm {

@@ -1,14 +1,15 @@
 // Float32 products by float16 ones: Hopper's tensor cores multiply float16 twice as fast as TF32, and a
 // float16 number has as many digits (11 bits).
 //
-// An operand is scaled by a power of two, such that its largest magnitude comes to lie in [2^14, 2^15), and
-// each element becomes the sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
+// An operand is scaled by a power of two, such that its largest magnitude comes to lie in [2^14, 2^15), or,
+// of large ones whose magnitudes are known of a sample, in general above 2^9, and each element becomes the
+// sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
 //   a*b = (a1 + a2)*(b1 + b2), of which a2*b2 is left out.
-// What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 of the operand's largest
-// magnitude, where float16 has no smaller numbers: errors are small beside an operand's largest elements, not
-// beside each element's own size where these differ by more than 2^15. Infinities and NaN stay what they are
-// in the first part and do not count as magnitudes: results that see them are not finite, and of weight
-// gradients also other taps of the channel may not be.
+// What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 (2^-34 by a sample) of the
+// operand's largest magnitude, where float16 has no smaller numbers: errors are small beside an operand's
+// largest elements, not beside each element's own size where these differ by more than 2^15. Infinities and
+// NaN stay what they are in the first part and do not count as magnitudes: results that see them are not
+// finite, and of weight gradients also other taps of the channel may not be.
 //
 // As much error as of float32's own sums of products: Ootomo and Yokota, "Recovering single precision
 // accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
@@ -31,17 +32,29 @@ struct ScaledHalf : Half<float16> {
   static constexpr bool kScaled = true;
 };
 
-/// A power of two for an operand whose largest magnitude has these bits.
+/// Of the bits of an operand's largest magnitude: what its scale depends on.
+__device__ __forceinline__ unsigned exponent_of(unsigned largest) {
+  return max(largest >> 23, 15u);
+}
+
+/// A power of two for such an operand.
 __device__ __forceinline__ float scale_of(unsigned largest) {
-  return __uint_as_float((268 - max(largest >> 23, 15u)) << 23);
+  return __uint_as_float((268 - exponent_of(largest)) << 23);
+}
+
+/// Whether an operand with this largest magnitude needs a smaller scale than that of another one.
+__device__ __forceinline__ bool is_beyond(unsigned largest, unsigned other) {
+  return exponent_of(largest) > exponent_of(other);
 }
 
 /// What takes the scales of two operands from sums of products: two factors of about the same size, so that
 /// nothing on the way is too large or small unless the result is.
 struct InverseScales {
   InverseScales() = default;
-  __device__ InverseScales(unsigned a, unsigned b) {
-    const int exponent = static_cast<int>(max(a >> 23, 15u) + max(b >> 23, 15u)) - 2 * (127 + 14);
+  /// Of the operands' words (largest.cuh).
+  __device__ InverseScales(const unsigned* a, const unsigned* b) {
+    const int exponent =
+        static_cast<int>(exponent_of(largest_of(a)) + exponent_of(largest_of(b))) - 2 * (127 + 14);
     const int half = exponent >> 1;  // both -126 to 113
     first = __uint_as_float(static_cast<unsigned>(127 + half) << 23);
     second = __uint_as_float(static_cast<unsigned>(127 + exponent - half) << 23);

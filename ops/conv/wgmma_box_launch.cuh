@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   float scale = 1;
-  if constexpr (Math::kScaled) scale = scale_of(*largest);
+  if constexpr (Math::kScaled) scale = scale_of(largest_of(largest));
   const std::int64_t tile_step = std::int64_t{tiles_block} * kParts * blocks * kBlockChannels * kVectors;
   packed += group * p.weights * tile_step;
   for (int i = thread; i < (t.taps * kVectors) << t.log_channels; i += kThreads) {
@@ -212,13 +212,14 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const DeviceScope scope(to.device());
   BoxArguments call{};
   call.plan = plan, call.tile = choice.tile;
+  const ConvAxis* const rows = transposed ? nullptr : &g.h;
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
-    largest.emplace(from, w);
-    call.largest = largest->a(), call.largest_weight = largest->b();
+    using enum Largest::Next;
+    largest.emplace(from, ChannelsLast::takes_all(rows) ? copies : reads, w, reads);
+    call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
-  const ConvAxis* const rows = transposed ? nullptr : &g.h;
-  const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, call.largest)
+  const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, largest->a())
                                             : ChannelsLast(from, plan.groups, rows);
   for (int i = 0; i < plan.h.planes; ++i)
     for (int j = 0; j < plan.w.planes; ++j)

@@ -86,7 +86,7 @@ struct BoxOutput {
   /// What becomes of sums: without their scales, with their bias, as a Rectifier has them (ops/rectifier.h).
   struct Finish {
     __device__ explicit Finish(const BoxArguments& call) : slope(call.negative_slope) {
-      if constexpr (Math::kScaled) scales = InverseScales(*call.largest, *call.largest_weight);
+      if constexpr (Math::kScaled) scales = InverseScales(call.largest, call.largest_weight);
     }
     /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
     template <int kCount>

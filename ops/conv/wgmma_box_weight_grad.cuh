@@ -273,7 +273,7 @@ struct BoxGradKernel {
         (static_cast<std::int64_t>(blockIdx.y) * call.groups + work.group) * call.rows * call.ci + ci;
     const auto unscaled = [&] {
       if constexpr (Math::kScaled) {
-        return InverseScales(*call.largest_x, *call.largest_y);
+        return InverseScales(call.largest_x, call.largest_y);
       } else {
         return [](float sum) { return sum; };
       }
@@ -366,15 +366,16 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   const BoxPlan& planes = p.planes;
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
-    largest.emplace(x, y);
-    call.largest_x = largest->a(), call.largest_y = largest->b();
+    using enum Largest::Next;
+    largest.emplace(x, copies, y, ChannelsLast::takes_all(&g.h) ? copies : reads);
+    call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
-  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const unsigned* magnitude) {
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude) {
     return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude)
                          : ChannelsLast(images, planes.groups, rows);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, call.largest_x),
-                     y_images = images_of(y, &g.h, call.largest_y);
+  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}),
+                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{});
   const int groups = kParts * planes.groups;
   call.x_map =
       image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);

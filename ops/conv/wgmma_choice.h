@@ -34,13 +34,14 @@ inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
 }
 
 /// About how many clocks it takes to make halves of `images` elements, beyond what is copied with any kernel:
-/// they are read once more, and where these copy nothing, twice, and written. Halves that the weight's
-/// gradient needs anyway save that copy.
+/// where these copy nothing, they are read and written, and if they are few, read once more for their largest
+/// magnitude. Halves that the weight's gradient needs anyway save that copy.
 inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool for_weight_grad) {
   constexpr double kBytes = 1700;  // a clock
   const double copied = layout == Layout::nchw ? 8 : 0, count = static_cast<double>(images);
   if (for_weight_grad) return -count * copied / kBytes;
-  return count * (2 * parts + (copied > 0 ? 0 : 8)) / kBytes + 8000;
+  const double read = images < kLeastSampled ? 8 : 4;
+  return count * (read + 2 * parts - copied) / kBytes + 8000;
 }
 
 /// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
