@@ -18,6 +18,28 @@
 namespace tapedeck::test {
 namespace {
 
+/// Hands out memory full of NaNs, and looks whether what lies behind it is still as it was.
+class PoisonAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes, Stream stream) override {
+    if (bytes == 0) return nullptr;
+    void* memory = below_.allocate(bytes + kBehind, stream);
+    std::memset(memory, 0xff, bytes + kBehind);
+    return memory;
+  }
+  void record_stream(void* pointer, Stream stream) override { below_.record_stream(pointer, stream); }
+  void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
+    if (pointer == nullptr) return;
+    const auto* behind = static_cast<const unsigned char*>(pointer) + bytes;
+    EXPECT_TRUE(std::all_of(behind, behind + kBehind, [](unsigned char byte) { return byte == 0xff; }));
+    below_.deallocate(pointer, bytes + kBehind, stream);
+  }
+
+ private:
+  static constexpr std::size_t kBehind = 1 << 14;
+  Allocator& below_ = Context::current(Device{}).allocator();
+};
+
 void expect_fast_equals_reference(const LayerCase& c) {
   for (DType dtype : {DType::float32, DType::float64}) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
@@ -86,25 +108,52 @@ TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of
 }
 
 TEST(ConvKernels, LargeResultsGoPastTheCaches) {  // from 16 MB on, by whole lines, wherever rows begin
-  for (const LayerCase& c :
-       {LayerCase{"", {2, 4, 400, 400}, {4, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 4}},
-        LayerCase{"", {2, 4, 400, 397}, {4, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
-        LayerCase{"", {8, 128, 56, 56}, {128, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 128}},
-        LayerCase{"", {2, 3, 400, 399}, {3, 4, 3, 3}, {.stride = 2}}}) {
-    const auto forward = [&](ConvAlgorithm algorithm, double slope = 1) {
+  struct LargeCase {
+    LayerCase layer;
+    DType dtype = DType::float32;
+  };
+  const ConvTranspose2dOptions gaps{.stride = 4};  // more than taps, in rows and in columns
+  PoisonAllocator poison;
+  const Context context(Device{}, nullptr, poison);
+  for (const auto& [c, dtype] :
+       {LargeCase{{"", {2, 4, 400, 400}, {4, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 4}}},
+        LargeCase{{"", {2, 4, 400, 397}, {4, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}}},
+        LargeCase{{"", {3, 128, 56, 56}, {128, 1, 4, 4}, {.stride = 2, .padding = 1, .groups = 128}}},
+        LargeCase{{"", {2, 3, 400, 399}, {3, 4, 3, 3}, {.stride = 2}}},
+        LargeCase{{"",
+                   {3, 8, 130, 130},
+                   {8, 8, 3, 5},
+                   {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}}},
+        LargeCase{{"", {4, 3, 80, 81}, {3, 9, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}}},
+        LargeCase{{"", {5, 3, 100, 129}, {3, 5, 2, 3}, gaps}},
+        LargeCase{{"", {3, 3, 100, 129}, {3, 5, 2, 3}, gaps}, DType::float64},
+        LargeCase{{"", {7, 5, 300, 517}, {5, 4, 3, 3}, {.padding = 1}}},
+        LargeCase{{"", {8, 1, 300, 301}, {1, 6, 3, 3}, {}}}}) {
+    const auto forward = [&](double slope, bool with_bias) {
       manual_seed(3);
-      set_conv_algorithm(algorithm);
-      const Variable x = randn(c.x), w = randn(c.w), b = randn({c.w[1] * c.options.groups});
-      return conv_transpose2d(x, w, b, c.options, slope).tensor();
+      const TensorOptions options{.dtype = dtype};
+      const Variable x = randn(c.x, options), w = randn(c.w, options),
+                     b = randn({c.w[1] * c.options.groups}, options);
+      return conv_transpose2d(x, w, with_bias ? b : Variable{}, c.options, slope).tensor();
     };
-    const Tensor expected = forward(ConvAlgorithm::reference);
+    set_conv_algorithm(ConvAlgorithm::reference);
+    const Tensor expected = forward(1, true), rectified = forward(0, false);
+    const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
     EXPECT_GE(expected.bytes(), 16U << 20);
-    for (ConvAlgorithm algorithm : {ConvAlgorithm::automatic, ConvAlgorithm::planes}) {
-      EXPECT_LT(difference(forward(algorithm), expected), 1e-5) << to_string(algorithm) << to_string(c.x);
-      EXPECT_TRUE(same_bits(forward(algorithm, 0), relu(forward(algorithm)).tensor())) << to_string(c.x);
+    const ContextScope scope(context);
+    for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+      limit_instruction_set(set);
+      if (instruction_set() != set) continue;
+      for (ConvAlgorithm algorithm : {ConvAlgorithm::automatic, ConvAlgorithm::planes}) {
+        SCOPED_TRACE(to_string(set) + ", " + to_string(algorithm) + ", " + to_string(c.x));
+        set_conv_algorithm(algorithm);
+        EXPECT_LT(difference(forward(1, true), expected), tolerance);
+        EXPECT_LT(difference(forward(0, false), rectified), tolerance);
+      }
     }
+    set_conv_algorithm(ConvAlgorithm::automatic);
+    limit_instruction_set(InstructionSet::avx512);
   }
-  set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
 TEST(ConvKernels, EachRectifiesItsResults) {
@@ -287,28 +336,6 @@ TEST(ConvKernels, AScopesAlgorithmIsItsThreads) {
   EXPECT_EQ(conv_algorithm(), ConvAlgorithm::planes);
   set_conv_algorithm(ConvAlgorithm::automatic);
 }
-
-/// Hands out memory full of NaNs, and looks whether what lies behind it is still as it was.
-class PoisonAllocator final : public Allocator {
- public:
-  void* allocate(std::size_t bytes, Stream stream) override {
-    if (bytes == 0) return nullptr;
-    void* memory = below_.allocate(bytes + kBehind, stream);
-    std::memset(memory, 0xff, bytes + kBehind);
-    return memory;
-  }
-  void record_stream(void* pointer, Stream stream) override { below_.record_stream(pointer, stream); }
-  void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override {
-    if (pointer == nullptr) return;
-    const auto* behind = static_cast<const unsigned char*>(pointer) + bytes;
-    EXPECT_TRUE(std::all_of(behind, behind + kBehind, [](unsigned char byte) { return byte == 0xff; }));
-    below_.deallocate(pointer, bytes + kBehind, stream);
-  }
-
- private:
-  static constexpr std::size_t kBehind = 1 << 14;
-  Allocator& below_ = Context::current(Device{}).allocator();
-};
 
 TEST(ConvKernels, NothingUnwrittenIsReadAndNothingStaysUnwritten) {
   for_each_path([] {

@@ -5,9 +5,9 @@
 //
 // (planes.h has the phases). An item of work is a band of rows of an image and a group: its planes are copied
 // to a core's cache, results of each phase are computed there for a few channels at a time, and then the
-// phases are joined to rows of the result, past the caches if that is large. Nothing is transposed, and a
-// tensor of a group is read and written once: the path of few channels, whose cost is memory, and of maps
-// that are much larger than the kernel.
+// phases are joined to rows of the result. Where that is large, it goes past the caches, row after row
+// (micro/stream.inl). Nothing is transposed, and a tensor of a group is read and written once: the path of
+// few channels, whose cost is memory, and of maps that are much larger than the kernel.
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>
@@ -20,13 +20,12 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kPlaneBytes = 384 << 10;   // that are read, in the cache of a core
-constexpr std::int64_t kResultBytes = 12 << 10;   // of a channel, beside them
-constexpr std::int64_t kStreamedBytes = 3 << 10;  // the same of what goes past the caches: in the nearest
-constexpr std::int64_t kStreamBytes = 16 << 20;   // of results from which on they go past the caches
-constexpr std::int64_t kStreamRow = 1 << 10;      // bytes of a row of them: lines of shorter ones are shared
-constexpr std::int64_t kAskedBytes = 2 << 20;     // of results from which on no near cache has them
-constexpr std::int64_t kItems = 16;               // that keep many threads busy
+constexpr std::int64_t kPlaneBytes = 384 << 10;  // that are read, in the cache of a core
+constexpr std::int64_t kResultBytes = 12 << 10;  // of a channel, beside them
+constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
+constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them
+constexpr std::int64_t kAskedBytes = 2 << 20;    // of results from which on no near cache has them
+constexpr std::int64_t kItems = 16;              // that keep many threads busy
 
 template <class T>
 class Correlate {
@@ -44,7 +43,8 @@ class Correlate {
         kernels_(micro::kernels<T>()),
         panels_((map_.to_channels + kernels_.plane_rows - 1) / kernels_.plane_rows),
         past_caches_(to.bytes() >= kStreamBytes &&
-                     w_.to * static_cast<std::int64_t>(sizeof(T)) >= kStreamRow),
+                     w_.to * static_cast<std::int64_t>(sizeof(T)) >= kStreamRow &&
+                     w_.to_step <= kernels_.max_stream_step),
         is_far_(!past_caches_ && to.bytes() >= kAskedBytes),
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows(), kernels_.lanes),
@@ -63,8 +63,7 @@ class Correlate {
       const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
       std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
       const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
-      const Scratch<T> results(kernels_.plane_rows * result_channel());
-      const Scratch<T> joined(w_.to);
+      const Scratch<T> results(kernels_.plane_rows * (past_caches_ ? kernels_.lanes : result_channel()));
       Dealer& dealer = Dealer::of_this_thread();
       std::vector<const void*> next_lines;
       for (std::int64_t i = begin; i < end; ++i) {
@@ -88,7 +87,11 @@ class Correlate {
           const T* read = (is_dense_ ? dense.data() : planes.data()) + done * pitch_;
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
-          if (is_dense_ && !past_caches_) {
+          if (past_caches_) {
+            stream(channel, channels, row, rows, read, dealer, to, results.data());
+            continue;
+          }
+          if (is_dense_) {
             compute(0, channel, channels, rows, read, dealer, to + row * w_.to, plane);
             continue;
           }
@@ -96,16 +99,10 @@ class Correlate {
             const std::int64_t row_end = std::min(h_.to, (row + rows) * h_.to_step);
             const std::int64_t first_row = row * h_.to_step + r;
             const std::int64_t count = (row_end - first_row + h_.to_step - 1) / h_.to_step;
-            for (std::int64_t k = 0; past_caches_ && k < channels * count; ++k) {
-              // A line that two rows share is stored the usual way, which would wait for it.
-              const T* line = to + k / count * plane + (first_row + k % count * h_.to_step) * w_.to;
-              __builtin_prefetch(line, 1);
-              __builtin_prefetch(line + w_.to, 1);
-            }
             compute(r, channel, channels, rows, read, dealer, results.data(), result_channel());
             for (std::int64_t t = 0; t < channels; ++t) {
               write(r, results.data() + t * result_channel(), channel + t, to + t * plane + first_row * w_.to,
-                    count, joined.data());
+                    count);
             }
           }
         }
@@ -145,8 +142,9 @@ class Correlate {
   }
 
   std::int64_t step_rows() const {
+    if (past_caches_) return band_.rows;
     const std::int64_t row = w_.to_step * pitch_ * static_cast<std::int64_t>(sizeof(T));
-    return std::clamp<std::int64_t>((past_caches_ ? kStreamedBytes : kResultBytes) / row, 1, band_.rows);
+    return std::clamp<std::int64_t>(kResultBytes / row, 1, band_.rows);
   }
 
   /// For each phase the places of its taps in the planes, channel by channel, and in the same order the
@@ -238,34 +236,49 @@ class Correlate {
     }
   }
 
+  /// Results for rows `row` to row + rows - 1 of each phase, past the caches.
+  void stream(std::int64_t channel, std::int64_t channels, std::int64_t row, std::int64_t rows,
+              const T* planes, Dealer& dealer, T* to, T* carry) const {
+    const std::int64_t depth = begins_.back(), first = row * h_.to_step,
+                       end = std::min(h_.to, (row + rows) * h_.to_step);
+    const std::int64_t at_once = is_dense_ ? end - first : 1;  // its rows of planes follow each other
+    std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
+    for (std::int64_t at = first; at < end; at += at_once) {
+      const std::int64_t r = at % h_.to_step;
+      std::int64_t taps = 0;
+      for (std::int64_t v = 0; v < w_.to_step; ++v) {
+        const auto phase = static_cast<std::size_t>(r * w_.to_step + v);
+        const std::int64_t begin = begins_[phase], count = begins_[phase + 1] - begin;
+        micro::Correlation<T>& of_phase = phases[static_cast<std::size_t>(v)];
+        of_phase.a = weights_.data() + channel * depth + begin * channels;
+        of_phase.b = planes + (at - first) / h_.to_step * pitch_;
+        of_phase.offsets = offsets_.data() + begin;
+        of_phase.depth = count;
+        taps += count;
+      }
+      kernels_.stream_row({taps == 0 ? nullptr : phases.data(), w_.to_step,
+                           bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
+                           h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, carry, at == first,
+                           at + at_once == end, dealer.deal(static_cast<double>(taps))});
+    }
+  }
+
   void rectify(T* x, std::int64_t rows, std::int64_t columns, std::int64_t step) const {
     if (negative_slope_ != 1) kernels_.rectify({x, rows, columns, step, negative_slope_});
   }
 
   /// `rows` rows of phase r of the result of a channel, from `to` on.
-  void write(std::int64_t r, const T* in, std::int64_t channel, T* to, std::int64_t rows, T* joined) const {
+  void write(std::int64_t r, const T* in, std::int64_t channel, T* to, std::int64_t rows) const {
     const std::int64_t whole = w_.to / w_.to_step, rest = w_.to % w_.to_step, to_row = h_.to_step * w_.to;
     T start = bias_ == nullptr ? T(0) : bias_[channel];  // where there are no taps
     rectify(&start, 1, 1, 0);
     if (is_empty(r)) {
-      for (std::int64_t m = 0; m < rows; ++m) kernels_.fill(to + m * to_row, start, w_.to, past_caches_);
-    } else if (!past_caches_) {
-      kernels_.join({in, to, phases_.data(), w_.to_step, whole, rows, pitch_, to_row, start});
-      for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
-        add_rest(in + m * pitch_, to + m * to_row, whole, rest, start);
-      }
-    } else if (is_dense_) {
-      kernels_.stream(to, in, rows * w_.to);
-    } else {
-      for (std::int64_t m = 0; m < rows; ++m, in += pitch_) {
-        const T* line = in;
-        if (w_.to_step > 1) {
-          kernels_.join({in, joined, phases_.data(), w_.to_step, whole, 1, 0, 0, start});
-          add_rest(in, joined, whole, rest, start);
-          line = joined;
-        }
-        kernels_.stream(to + m * to_row, line, w_.to);
-      }
+      for (std::int64_t m = 0; m < rows; ++m) std::fill_n(to + m * to_row, w_.to, start);
+      return;
+    }
+    kernels_.join({in, to, phases_.data(), w_.to_step, whole, rows, pitch_, to_row, start});
+    for (std::int64_t m = 0; m < rows && rest > 0; ++m) {
+      add_rest(in + m * pitch_, to + m * to_row, whole, rest, start);
     }
   }
   /// The results of a row behind the last that all phases have.

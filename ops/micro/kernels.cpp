@@ -1,7 +1,7 @@
 // Compiled once for each instruction set, with TAPEDECK_MICRO_ISA naming the namespace.
 #include <tapedeck/ops/micro/kernels.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,8 @@ namespace {
 
 #include <tapedeck/ops/micro/planes.inl>
 
+#include <tapedeck/ops/micro/stream.inl>
+
 #include <tapedeck/ops/micro/winograd.inl>
 
 #include <tapedeck/ops/micro/pairs.inl>
@@ -33,6 +35,7 @@ constexpr Kernels<T> kKernels = {
     .max_dots = kMaxDots<T>,
     .plane_rows = kPlaneRows,
     .plane_slack = kLanes<T>* kPlaneVectors<1>,
+    .max_stream_step = kMaxStreamStep,
     .rows = rows<T>,
     .dots = dots<T>,
     .products = products<T>,
@@ -54,8 +57,13 @@ constexpr Kernels<T> kKernels = {
     .gather_pairs = nullptr,
     .pair_sums = nullptr,
 #endif
+#if defined(TAPEDECK_SMALL)
+    .stream_row = nullptr,
+    .stream = nullptr,
+#else
+    .stream_row = stream_row<T>,
     .stream = stream<T>,
-    .fill = fill<T>,
+#endif
 };
 
 extern const Kernels<float> kernels32 = kKernels<float>;

@@ -97,6 +97,27 @@ struct Correlation {
   Ahead ahead = {};
 };
 
+/// A row of results of `rows` channels, past the caches: element i*step + r of C[m] is pixel i < count of
+/// phase r, or start[m] where phases[r] has depth 0, or all of the row where `phases` is null; then
+/// rectified. Of the phases only a, b, offsets and depth count. The rows of a channel follow each other in
+/// memory, `first` to `last`; in between `carry`, a vector for each channel, has what waits for the row that
+/// follows.
+template <class T>
+struct StreamedRow {
+  const Correlation<T>* phases;
+  std::int64_t step;  // at most max_stream_step
+  const T* start;     // or null for zeros
+  T negative_slope;
+  T* to;
+  std::int64_t to_step;  // between channels
+  std::int64_t rows;     // at most plane_rows
+  std::int64_t count;
+  std::int64_t width;  // elements of the row, at least a vector
+  T* carry;
+  bool first, last;
+  Ahead ahead = {};
+};
+
 /// C[m,j] += the sum over i < images and the pixels p, as of a Correlation, of a[i*a_image + m*a_step + p] *
 /// b[i*b_image + offsets[j] + p] for m < rows, j < columns.
 template <class T>
@@ -187,8 +208,9 @@ struct Kernels {
   std::int64_t max_vectors;   // of a panel
   std::int64_t tile_rows[5];  // of the largest tile, for panels of so many vectors
   std::int64_t max_dots;
-  std::int64_t plane_rows;   // of a Correlation
-  std::int64_t plane_slack;  // elements
+  std::int64_t plane_rows;       // of a Correlation
+  std::int64_t plane_slack;      // elements
+  std::int64_t max_stream_step;  // of stream_row; 0 without
   void (*rows)(const Rows<T>&);
   void (*dots)(const Rows<T>&);
   void (*products)(const Rows<T>&);
@@ -206,11 +228,11 @@ struct Kernels {
   void (*spread_pairs)(const PairTask&);
   void (*gather_pairs)(const PairTask&);
   void (*pair_sums)(const PairTask&);
-  /// Copies past the caches, for results that no cache holds until they are read. Other threads see them
-  /// after an atomic read-modify-write, as the end of a parallel_for is one.
+  /// Null in builds for size, like stream. Other threads see the row after an atomic read-modify-write, as
+  /// the end of a parallel_for is one.
+  void (*stream_row)(const StreamedRow<T>&);
+  /// Copies past the caches, for results that no cache holds until they are read.
   void (*stream)(T* to, const T* from, std::int64_t count);
-  /// Writes `count` times the value, past the caches as stream or not.
-  void (*fill)(T* to, T value, std::int64_t count, bool past_caches);
 };
 
 /// The kernels for the instruction set of core/simd.h; T is float or double.
