@@ -40,8 +40,8 @@ void Storage::record_use() const {
   if (stream != stream_) allocator_->record_stream(data_, stream);
 }
 
-void Storage::set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) {
-  largest_ = std::move(bits);
+void Storage::set_largest(std::shared_ptr<unsigned> words, std::uint64_t capture) {
+  largest_ = std::move(words);
   capture_ = capture;
   knows_ = true;
 }
@@ -104,10 +104,10 @@ const void* Tensor::read() const {
   return static_cast<const std::byte*>(storage_->data()) + offset_;
 }
 
-void Tensor::set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) const {
+void Tensor::set_largest(std::shared_ptr<unsigned> words, std::uint64_t capture) const {
   check(defined() && dtype_ == DType::float32 && bytes() == storage_->bytes(),
         "tensor: a largest magnitude is of all elements of a float32 tensor's storage");
-  storage_->set_largest(std::move(bits), capture);
+  storage_->set_largest(std::move(words), capture);
 }
 
 std::shared_ptr<unsigned> Tensor::largest(std::uint64_t capture) const {

@@ -42,9 +42,10 @@ class Storage {
   std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// Where the largest magnitude of float32 elements is on the device (ops/largest.cuh). Said once, by who
-  /// made them and before anybody else has them; `capture`: of a CUDA graph, 0 outside.
-  void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture);
+  /// Where the largest magnitude of float32 elements is on the device: two words, whose maximum has its bits
+  /// (ops/largest.cuh). Said once, by who made them and before anybody else has them; `capture`: of a CUDA
+  /// graph, 0 outside.
+  void set_largest(std::shared_ptr<unsigned> words, std::uint64_t capture);
   /// That, unless forget() was called since, on the storage's own stream; else null. What was said outside of
   /// a capture is not known inside, and the other way round: graphs write tensors without a word.
   std::shared_ptr<unsigned> largest(std::uint64_t capture) const;
@@ -172,7 +173,7 @@ class Tensor {
   }
 
   /// Storage::set_largest() and largest(), for handles on all of its bytes.
-  void set_largest(std::shared_ptr<unsigned> bits, std::uint64_t capture) const;
+  void set_largest(std::shared_ptr<unsigned> words, std::uint64_t capture) const;
   std::shared_ptr<unsigned> largest(std::uint64_t capture) const;
 
   /// Storage::companion().

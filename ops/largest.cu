@@ -31,7 +31,7 @@ struct Operand {
   Operand() = default;
   bool can_be_sampled() const { return vectors * 4 >= kLeastSampled; }
   void sample() {
-    spacing = vectors / (kSample / kWarp);
+    spacing = (vectors / (kSample / kWarp) - 1) | 1;  // odd: in turn all parts of rows, planes and pixels
     vectors = kSample;
     first = count;
     room = kLogRoom << 23;
@@ -134,8 +134,12 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
   std::int64_t most = 1;
   const std::uint64_t capture = current_capture(a.device());  // one question to the driver
   const auto find = [&](const Tensor& x, Next next, int i) {
-    words_[i] = x.largest(capture);
-    if (words_[i] == nullptr) words_[i] = OperandCopies::find(x, {});
+    // A kept copy goes with the words that it was scaled by, even if the tensor has forgotten them.
+    words_[i] = OperandCopies::find(x, {});
+    if (words_[i] == nullptr) {
+      words_[i] = x.largest(capture);
+      if (words_[i] != nullptr) OperandCopies::keep(x, {}, words_[i]);
+    }
     if (words_[i] == nullptr) {
       const std::shared_ptr<unsigned> words = next_words(x.device(), capture);
       OperandCopies::keep(x, {}, words);

@@ -3,12 +3,14 @@
 // Kernels that make a tensor find it on the way: a maximum in registers, and one atomic maximum a block, on
 // which order has no influence. The tensor remembers where it is until somebody may write it (core/tensor.h).
 // Of a tensor whose maker did not care, it costs a read; of a large one that is copied as halves anyway, only
-// a read of a sample: copies are scaled for magnitudes up to kRoom times the sample's, and made again in the
+// a read of a sample: copies are scaled for magnitudes up to 16 times the sample's, and made again in the
 // rare case that they meet larger ones. Infinities and NaN do not count.
 //
-// Two words hold it: what was found, or kRoom times the sample's largest; and 0, or the largest of what is
+// Two words hold it: what was found, or 16 times the sample's largest; and 0, or the largest of what is
 // beyond that. Their maximum is what operands are scaled by. Copies know the second word only for all of a
-// tensor, so those that leave elements out do not use samples.
+// tensor, so those that leave elements out do not use samples. Of such large tensors the last bits of
+// results depend on whether the magnitude was known: the same program gives the same bits each time, a tensor
+// and its copy need not.
 #pragma once
 
 #include <memory>
@@ -44,7 +46,7 @@ __device__ __forceinline__ void raise_largest(unsigned* largest, unsigned most) 
 /// raised. Null if it is not worth it: nobody asks for the magnitudes of such tensors, or they are soon read.
 std::shared_ptr<unsigned> new_largest(const Tensor& y);
 /// After these kernels are queued: y remembers the words, if there are any. Nobody else has y yet.
-void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& word);
+void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words);
 
 /// A tensor's two words, on the device.
 struct Magnitude {

@@ -56,7 +56,7 @@ template <class T>
 void copy_elements(const View& in, const View& out) {
   const Device device = out.tensor.device();
   const DeviceScope scope(device);
-  const T* const from = static_cast<const T*>(in.tensor.raw()) + in.offset;
+  const T* const from = static_cast<const T*>(in.tensor.read()) + in.offset;
   T* const to = static_cast<T*>(out.tensor.raw()) + out.offset;
   const Loop loop = Loop::over(out.shape, {out.strides, in.strides});
   const int along = loop.rank - 1;
@@ -76,7 +76,7 @@ void copy_elements(const View& in, const View& out) {
 bool widen(const View& in, const View& out, std::int64_t times, View& wide_in, View& wide_out) {
   const auto fits = [&](const View& v, int inner) {
     bool all = v.strides[inner] == 1 && v.offset % times == 0 &&
-               reinterpret_cast<std::uintptr_t>(v.tensor.raw()) % 16 == 0;
+               reinterpret_cast<std::uintptr_t>(v.tensor.read()) % 16 == 0;
     for (int d = 0; d < v.shape.rank(); ++d) {
       all = all && (d == inner || v.shape[d] == 1 || v.strides[d] % times == 0);
     }

@@ -5,7 +5,8 @@
 // fewer channels, a row of the tile holds that many more pixels. Pixels are those of all images, one after
 // the other. Threads read up to four neighbouring pixels at once of the channels that make a word, and write
 // them as words of as many rows; then they read rows and write vectors of channels: full sectors both ways.
-// Word w of row p lies at w ^ turn(p), so that both sides meet different banks.
+// Word w of row p lies at w ^ turn(p), so that both sides meet different banks (but for writes of pairs to
+// small tiles: two at a time).
 //
 // Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
 // it; a kernel of few blocks then does it all again, or, nearly always, nothing.
@@ -25,8 +26,8 @@ using conv_gemm::ImageStrides;
 using conv_gemm::kVectorBytes;
 
 constexpr int kRowWords = 32, kWarps = kThreads / 32;
-/// Of a tile, in all rows; few where there would be too few blocks.
-constexpr int pixels_of_tile(int parts, bool few) {
+/// Of a tile; few where there would be too few blocks.
+constexpr int rows_of_tile(int parts, bool few) {
   return few ? 32 : 128 / parts;
 }
 
@@ -105,7 +106,7 @@ template <class Split, int kStep, bool kFew>
 __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
   using To = typename Split::To;
-  constexpr int kParts = Split::kParts, kPixels = pixels_of_tile(kParts, kFew), kAtOnce = 4 / sizeof(To),
+  constexpr int kParts = Split::kParts, kPixels = rows_of_tile(kParts, kFew), kAtOnce = 4 / sizeof(To),
                 kElements = kVectorBytes / sizeof(To);
   // Threads of a warp have the pixels of kAcross words.
   constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
@@ -135,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
       if (!wanted) continue;
     }
     Pack<From, kStep> values[kWords][kTurns][kAtOnce] = {};
-    const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes % kRowWords; };
-    const auto row_of = [&](int turn) { return (lane % kLanes + turn * 32) * kStep; };
+    const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes; };
+    const auto row_of = [&](int k) { return (lane % kLanes + k * 32) * kStep; };
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const int word = word_of(i);
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
       }
 #pragma unroll
       for (int k = 0; k < kTurns; ++k) {
-        const unsigned pixel = first_pixel + (word >> log_of_pixel) * kPixels + row_of(k);
+        const unsigned pixel = static_cast<unsigned>(first_pixel) +
+                               static_cast<unsigned>((word >> log_of_pixel) * kPixels + row_of(k));
         const int image = a.plane.divide(static_cast<int>(pixel)),
                   of_image = a.plane.modulo(static_cast<int>(pixel), image);
         std::int64_t at = image * a.strides.n + of_image;
@@ -284,6 +286,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
+  check(!largest.is_guess || !phases, "conv: a guessed magnitude of a copy that leaves rows out");
   const auto copy = std::make_shared<Storage>(
       static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
   auto* const to = static_cast<uint4*>(copy->data());
@@ -314,14 +317,14 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   a.group = conv_gemm::Divider(group_channels);
   a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
   const int words = padded * kVectorBytes / kElements / 4;
-  while (words <= kRowWords >> (a.log_split + 1) && a.log_split < 3) ++a.log_split;
+  while (words <= kRowWords >> (a.log_split + 1)) ++a.log_split;
   const auto neighbours = [&](int count) {
     return images.layout() == Layout::nchw && plane % count == 0 &&
            reinterpret_cast<std::uintptr_t>(images.read()) % (count * sizeof(From)) == 0;
   };
   a.channel_tiles = conv_gemm::Divider(ceil_div(words, kRowWords));
   const auto tiles_of = [&](std::int64_t pixels, bool few) {
-    return ceil_div(words, kRowWords) * ceil_div(pixels, pixels_of_tile(kParts, few) << a.log_split);
+    return ceil_div(words, kRowWords) * ceil_div(pixels, rows_of_tile(kParts, few) << a.log_split);
   };
   const bool few = tiles_of(images.size(0) * plane, false) < 4 * multiprocessors(device);
   const auto kernel_of = [&]<bool kFew>() {

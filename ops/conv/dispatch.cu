@@ -197,7 +197,7 @@ Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype
 Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y) {
   const Choice c = known_choice(g, pass, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
   // Thin products have whole vectors of x, which a view may begin beside.
-  if (c.algorithm == ConvAlgorithm::thin && reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0)
+  if (c.algorithm == ConvAlgorithm::thin && reinterpret_cast<std::uintptr_t>(x.read()) % 16 != 0)
     return {ConvAlgorithm::tensor, "x does not begin at a multiple of 16 bytes"};
   return c;
 }

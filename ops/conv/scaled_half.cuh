@@ -2,12 +2,13 @@
 // float16 number has as many digits (11 bits).
 //
 // An operand is scaled by a power of two, such that its largest magnitude comes to lie in [2^14, 2^15), or,
-// of large ones whose magnitudes are known of a sample, in general above 2^9, and each element becomes the
-// sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
+// of large ones whose magnitudes are known of a sample, in general in [2^10, 2^15), and each element becomes
+// the sum of one or two float16 numbers. One keeps TF32's digits, two keep 22 bits:
 //   a*b = (a1 + a2)*(b1 + b2), of which a2*b2 is left out.
-// What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 (2^-34 by a sample) of the
+// What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 (2^-35 by a sample) of the
 // operand's largest magnitude, where float16 has no smaller numbers: errors are small beside an operand's
-// largest elements, not beside each element's own size where these differ by more than 2^15. Infinities and
+// largest elements, not beside each element's own size where these differ by more than 2^15
+// (2^11 by a sample). Infinities and
 // NaN stay what they are in the first part and do not count as magnitudes: results that see them are not
 // finite, and of weight gradients also other taps of the channel may not be.
 //

@@ -21,7 +21,8 @@ struct BoxArguments {
   BoxTile tile;
   CUtensorMap maps[kMaxPlanes + 1];  // of planes to read; then, where results are boxes, of phases of rows
   const char* packed;
-  const unsigned *largest, *largest_weight;  // of what is read and of the weights, where these are scaled
+  const unsigned *largest, *largest_weight;  // two words each (largest.cuh) of what is read and of the
+                                             // weights, where these are scaled
   const void* bias;
   float negative_slope;  // of the results
   void* to;

@@ -33,7 +33,7 @@ struct BoxGradArguments {
   BoxGradPlan plan;
   CUtensorMap x_map, y_maps[kMaxPlanes];
   float* parts;
-  const unsigned *largest_x, *largest_y;           // where these are scaled
+  const unsigned *largest_x, *largest_y;           // two words each (largest.cuh), where these are scaled
   int groups, ci, co, kernel_w, y_channels, rows;  // as in WgmmaWeightGradArguments
   int split_tiles, stages;
 };
