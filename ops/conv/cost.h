@@ -1,9 +1,9 @@
 // What a path costs, to choose by: cycles of one core, roughly.
 //
-// The rates are fitted to times on AMD Zen 4 (bench/compare_cpu.py, with its cases and random ones, under
-// each value of TAPEDECK_CONV_ALGORITHM). Multiplications cost what they take in whole vectors, and what is
-// moved costs by the element: windows.cpp and weight_grad.cpp transpose both tensors of an nchw call, planes
-// are copied as they lie.
+// The rates are fitted to times on AMD Zen 4 and an Ice Lake Xeon (bench/compare_cpu.py, with its cases and
+// random ones, under each value of TAPEDECK_CONV_ALGORITHM). Multiplications cost what they take in whole
+// vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose both tensors of
+// an nchw call, planes are copied as they lie.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include <tapedeck/ops/conv/fast.h>
 #include <tapedeck/ops/conv/planes.h>
+#include <tapedeck/ops/conv/sum_parts.h>
 #include <tapedeck/ops/conv/winograd.h>
 
 namespace tapedeck::cpu {
@@ -20,16 +21,18 @@ constexpr double kTransposed = 0.7, kTransposedBack = 1.2, kTransposedLate = 1.5
                  kSpreadToLanes = 3;                         // of a tensor
 constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in place
 constexpr double kRow = 15;                                  // of a row of planes
-constexpr double kFarRow = 30;                               // and of one that comes from memory
 constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
 constexpr double kFarTransposed = 1.2;  // of an element then, beside the transpose (of an Ice Lake Xeon)
-constexpr double kPacked = 1, kPackedForPlanes = 3;    // of a weight
+constexpr double kFarPhases = 2;        // or of y, where planes are phases of it,
+constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
+constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
+constexpr double kPacked = 1, kPackedForPlanes = 3;              // of a weight
 constexpr double kMapped = 0.2, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;               // of a tensor, for its sums
 constexpr double kSumOfLanes = 7, kThinResult = 12;
 constexpr double kRun = 2;                // of a tap of a pixel, for each panel
 constexpr double kTapOfPairs = 1.5;       // of a tap of a vector, for each row of y
-constexpr double kCalled = 120;           // of a row of results whose windows are alike
+constexpr double kCalled = 30;            // of a row of results whose windows are alike
 constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
 constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
@@ -101,10 +104,41 @@ double far_elements(const ConvTranspose2dGeometry& g) {
   return is_far<T>(g) ? kFarTransposed * static_cast<double>(g.x_shape().count() + g.y_shape().count()) : 0;
 }
 
-/// What rows of planes that come from memory cost beside their elements.
+/// What elements of y cost more than in a cache where planes are phases of it.
 template <class T>
-double far_rows(const ConvTranspose2dGeometry& g) {
-  return is_far<T>(g) ? kFarRow * static_cast<double>(g.n * (g.ci * g.h.in + g.co * g.h.out)) : 0;
+double far_phases(const ConvTranspose2dGeometry& g) {
+  const bool is_apart = g.h.stride > 1 || g.w.stride > 1;
+  return is_far<T>(g) && is_apart
+             ? kFarPhases * static_cast<double>(g.n * g.co * g.h.out * std::min(g.w.out, kFarOfRow))
+             : 0;
+}
+
+/// Of `elements` in `rows` rows, those that are copied a second time or more, where bands of `band` of `all`
+/// results read `read` rows each.
+inline double copied_again(double elements, std::int64_t rows, std::int64_t all, std::int64_t band,
+                           std::int64_t read) {
+  const std::int64_t copied = band == 0 ? 0 : (all + band - 1) / band * std::min(read, rows);
+  return elements *
+         std::max(0.0,
+                  static_cast<double>(copied) / static_cast<double>(std::max<std::int64_t>(1, rows)) - 1);
+}
+
+/// The same for windows.cpp.
+template <class T>
+double copied_again(const ConvTranspose2dGeometry& g, Direction direction) {
+  const bool transposed = direction == Direction::transposed;
+  const std::int64_t reach = (g.h.kernel - 1) * g.h.dilation, in = transposed ? g.h.in : g.h.out,
+                     out = transposed ? g.h.out : g.h.in;
+  const std::int64_t row =
+      (transposed ? g.ci * g.w.in : g.co * g.w.out) * static_cast<std::int64_t>(sizeof(T));
+  const auto read = [&](std::int64_t band) {
+    return std::min(in,
+                    transposed ? (band - 1 + reach) / g.h.stride + 1 : (band - 1) * g.h.stride + reach + 1);
+  };
+  const std::int64_t band = band_of(out, transposed ? g.h.stride : 1, kWindowBytes,
+                                    [&](std::int64_t rows) { return read(rows) * row; });
+  return copied_again(static_cast<double>(transposed ? g.x_shape().count() : g.y_shape().count()), in, out,
+                      band, read(band));
 }
 
 /// The costs of the results of a direction.
@@ -129,20 +163,21 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
                 kRead * read + (is_dense ? kDense : kWritten) * written +
                 kRow * (read / static_cast<double>(w.from) +
                         (is_dense ? 0 : written / static_cast<double>(w.to))) +
-                kPackedForPlanes * weights + far_rows<T>(g);
+                kPackedForPlanes * weights + far_phases<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
-               late = (kTransposedLate - kTransposed) * read;
+               late = (kTransposedLate - kTransposed) * read,
+               again = kCopiedAgain * copied_again<T>(g, direction);
   const double called =  // some windows hang over each border
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));
   const double wide =
       pairs * (1.05 * static_cast<double>(from) * vectors_of(to, lanes) + kRun * vectors_of(to, 4 * lanes)) +
-      called * vectors_of(to, 4 * lanes) + moved + (g.groups > 1 ? late : 0) + kPacked * weights;
+      called * vectors_of(to, 4 * lanes) + moved + again + (g.groups > 1 ? late : 0) + kPacked * weights;
   const double thin = to <= lanes / 3 ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
                                             kThinResult * written + late + called * vectors_of(to, 4) +
-                                            moved + kPacked * weights
+                                            moved + again + kPacked * weights
                                       : kNever;
   const double all = vectors_of(g.groups * to, lanes) / static_cast<double>(g.groups);  // for a group
   const double spread = from * to == 1 ? 0
@@ -176,9 +211,12 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
           : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
                 (is_dense ? kDense : kRead) * x +
                 kRow * (y / static_cast<double>(w.from) + (is_dense ? 0 : x / static_cast<double>(w.to))) +
-                kSumOfLanes * sums + far_rows<T>(g);
+                kSumOfLanes * sums + far_phases<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
+  const SumParts parts(g, sums_of(g, lanes), sizeof(T));
+  const double again =
+      parts.count > 1 ? copied_again(y, g.h.out, g.h.in, parts.band, parts.rows_of_y(parts.band)) : 0;
   const double moved = kTransposedLate * (x + y) + far_elements<T>(g) + kPacked * weights;
   // Few rows of lanes wait for each other's sums, except where y's taps of a row are rows of one tile. Pixels
   // of many groups lie far apart.
@@ -189,7 +227,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
   };
   const double wide =
       (g.groups > 1 ? 1.4 : 1.1) * pairs * std::min(tiles(cx, cy, 5), tiles(cy, cx, is_joined ? 1.5 : 5)) +
-      moved;
+      moved + kCopiedAgainForSums * again;
   const double all = vectors_of(g.co, lanes) / static_cast<double>(g.groups);  // for a group
   const double spread = cx * cy == 1 ? 0 : kSpreadToLanes * x * all * static_cast<double>(lanes);
   const double channelwise =

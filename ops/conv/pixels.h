@@ -62,6 +62,16 @@ Pixels<T> copied_pixels(const T* data, std::int64_t images, std::int64_t rows, s
   return {data, image, width * pixel, pixel, pixel == depth ? images * image : depth};
 }
 
+constexpr std::int64_t kWindowBytes = 320 << 10;  // of copied rows that windows read, in the cache of a core
+constexpr std::int64_t kPartBytes = 384 << 10;    // of copied rows of x and y that sums of a part read
+
+/// Rows of bands of `rows` rows, at least `least`, whose copies have at most `most` bytes; bytes(band).
+template <class F>
+std::int64_t band_of(std::int64_t rows, std::int64_t least, std::int64_t most, F bytes) {
+  while (rows > least && bytes(rows) > most) rows = std::max(least, (rows + 1) / 2);
+  return rows;
+}
+
 /// Copies the channels of `count` pixels of an image of either layout, from `in` on, to pixels that lie
 /// `step` apart and groups that lie `group_step` apart, of `padded` elements each: behind the channels come
 /// zeros.

@@ -106,17 +106,26 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
 template <class T>
 void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
                       std::int64_t row, std::vector<const void*>& to) const {
-  for (std::int64_t c = 0; c < channels; ++c) {
-    const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
-    for (const Plane& p : h.planes) {
-      // Of a plane that takes each row, all at once.
-      const std::int64_t at = (row + p.first) * h.from_step + p.phase;
-      const std::int64_t together = h.from_step == 1 ? rows_of(p) : 1;
-      for (std::int64_t m = 0; m < rows_of(p); m += together) {
-        const std::int64_t begin = std::clamp<std::int64_t>(at + m * h.from_step, 0, h.from);
-        const std::int64_t end = std::clamp<std::int64_t>(at + m * h.from_step + together, begin, h.from);
-        append_lines(image + begin * w.from, (end - begin) * w.from, to);
+  const T* image = from.data<T>() + (n * from.size(1) + first) * h.from * w.from;
+  const auto append = [&](std::int64_t begin, std::int64_t end) {
+    begin = std::clamp<std::int64_t>(begin, 0, h.from);
+    append_lines(image + begin * w.from, (std::clamp(end, begin, h.from) - begin) * w.from, to);
+  };
+  const bool takes_all = static_cast<std::int64_t>(h.planes.size()) == h.from_step;
+  for (std::int64_t c = 0; c < channels; ++c, image += h.from * w.from) {
+    if (takes_all) {
+      std::int64_t begin = h.from, end = 0;
+      for (const Plane& p : h.planes) {
+        const std::int64_t at = (row + p.first) * h.from_step + p.phase;
+        begin = std::min(begin, at);
+        end = std::max(end, at + (rows_of(p) - 1) * h.from_step + 1);
       }
+      append(begin, end);
+      continue;
+    }
+    for (const Plane& p : h.planes) {
+      const std::int64_t at = (row + p.first) * h.from_step + p.phase;
+      for (std::int64_t m = 0; m < rows_of(p); ++m) append(at + m * h.from_step, at + m * h.from_step + 1);
     }
   }
 }

@@ -18,7 +18,7 @@
 
 #include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/fast.h>
-#include <tapedeck/ops/conv/pixels.h>
+#include <tapedeck/ops/conv/sum_parts.h>
 #include <tapedeck/ops/micro/scratch.h>
 
 namespace tapedeck::cpu {
@@ -56,28 +56,26 @@ class WeightGrad {
         y_source_{{y, read_rows_}, false, g.groups},
         w_(w),
         kernels_(micro::kernels<T>()),
-        segments_(plain_plan(g.w).segments) {
+        segments_(plain_plan(g.w).segments),
+        lanes_are_x_(lanes_are_of_x(g.group_ci(), g.group_co(), kernels_.lanes)),
+        count_(sums_of(g_, kernels_.lanes)),
+        parts_(g_, count_, sizeof(T)) {
     const std::int64_t lanes = kernels_.lanes, cx = g.group_ci(), cy = g.group_co();
-    const auto padded = [&](std::int64_t c) { return (c + lanes - 1) / lanes * lanes; };
-    lanes_are_x_ =
-        padded(cx) * cy <= padded(cy) * cx;  // wastes fewer lanes; if equal, y's taps may be joined
     rows_ = lanes_are_x_ ? cy : cx;
     columns_ = lanes_are_x_ ? cx : cy;
-    width_ = padded(columns_);
+    width_ = (columns_ + lanes - 1) / lanes * lanes;
     joined_ = lanes_are_x_ && rows_ < 8 && g.groups == 1 && g.w.dilation == 1 && g.w.kernel > 1;
     x_source_.in_place = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
     y_source_.in_place = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
   }
 
   void run() {
-    count_ = g_.groups * g_.h.kernel * g_.w.kernel * rows_ * width_;
-    choose_parts();
-    make_units(parts_ > 1 ? kPanelRows : kUnitRows);
-    sums_ = Scratch<T>(parts_ * count_);
-    parallel_for(parts_ * count_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    make_units(parts_.count > 1 ? kPanelRows : kUnitRows);
+    sums_ = Scratch<T>(parts_.count * count_);
+    parallel_for(parts_.count * count_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
       std::fill(sums_.data() + begin, sums_.data() + end, T(0));
     });
-    if (parts_ > 1) {
+    if (parts_.count > 1) {
       add_parts();
     } else {
       for_each_block<T>(x_source_, y_source_, slack(), count_ * static_cast<std::int64_t>(sizeof(T)),
@@ -90,12 +88,7 @@ class WeightGrad {
 
  private:
   static constexpr std::int64_t kChunkBytes = 384
-                                              << 10;     // of pixels that a thread goes over for all its sums
-  static constexpr std::int64_t kPartBytes = 384 << 10;  // of pixels that a part copies at a time
-  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
-  static constexpr std::int64_t kParts = 8;
-  static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
-  static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts
+                                              << 10;  // of pixels that a thread goes over for all its sums
   static constexpr std::int64_t kPanelRows = 64;
   static constexpr std::int64_t kUnitRows = 24;  // without parts, for many threads
 
@@ -110,46 +103,27 @@ class WeightGrad {
     return std::clamp<std::int64_t>(last + (g_.h.kernel - 1) * g_.h.dilation + 1, first_of_y(row), g_.h.out);
   }
 
-  /// How many parts there are, and the chunks of a part: bands of rows, or several images.
-  void choose_parts() {
-    const auto size = static_cast<std::int64_t>(sizeof(T));
-    const auto bytes = [&](std::int64_t rows) {
-      const std::int64_t y_rows = (rows - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1;
-      return size * (g_.ci * rows * g_.w.in + g_.co * std::min(g_.h.out, y_rows) * g_.w.out);
-    };
-    band_ = g_.h.in;
-    while (band_ > 1 && bytes(band_) > kPartBytes) band_ = (band_ + 1) / 2;
-    bands_ = (g_.h.in + band_ - 1) / band_;
-    together_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band_), 1, g_.n);
-    const std::int64_t most = std::min({kParts, kSumBytes / (count_ * size), g_.n * bands_});
-    const double flops = g_.flops() / static_cast<double>(count_);
-    const bool fits = bytes(band_) <= 2 * kPartBytes && most >= kParts / 2;
-    parts_ = fits && flops >= kLeastFlopsOfSum * kParts / 2
-                 ? std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), kParts / 2, most)
-                 : 1;
-  }
-
   void add_parts() {
     const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out;
-    const std::int64_t y_rows =
-        std::min(g_.h.out, (band_ - 1) * g_.h.stride + (g_.h.kernel - 1) * g_.h.dilation + 1);
-    parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> x_copy(x_source_.in_place ? 0 : together_ * band_ * x_row + slack());
-      const Scratch<T> y_copy(y_source_.in_place ? 0 : together_ * y_rows * y_row + slack());
+    const std::int64_t band = parts_.band, bands = parts_.bands, together = parts_.together,
+                       y_rows = parts_.rows_of_y(band);
+    parallel_for(parts_.count, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> x_copy(x_source_.in_place ? 0 : together * band * x_row + slack());
+      const Scratch<T> y_copy(y_source_.in_place ? 0 : together * y_rows * y_row + slack());
       Dealer& dealer = Dealer::of_this_thread();
       for (std::int64_t part = begin; part < end; ++part) {
-        const std::int64_t last = g_.n * bands_ * (part + 1) / parts_;
-        for (std::int64_t i = g_.n * bands_ * part / parts_; i < last; i += together_) {
-          const std::int64_t n = i / bands_, row = i % bands_ * band_;
-          const Chunk chunk{0, std::min(together_, last - i), row, std::min(band_, g_.h.in - row)};
+        const std::int64_t last = g_.n * bands * (part + 1) / parts_.count;
+        for (std::int64_t i = g_.n * bands * part / parts_.count; i < last; i += together) {
+          const std::int64_t n = i / bands, row = i % bands * band;
+          const Chunk chunk{0, std::min(together, last - i), row, std::min(band, g_.h.in - row)};
           const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
           const Block<T> block{pixels(x_source_, n, chunk.images, row, row + chunk.rows, x_copy.data()),
                                pixels(y_source_, n, chunk.images, y_first, y_end, y_copy.data()),
                                sums_.data() + part * count_};
           std::vector<const void*>& lines = dealer.begin(static_cast<double>(units_.size()));
-          if (bands_ > 1 && i + 1 < g_.n * bands_ * end / parts_) {
-            const std::int64_t next = (i + 1) / bands_, next_row = (i + 1) % bands_ * band_;
-            const std::int64_t rows = std::min(band_, g_.h.in - next_row),
+          if (bands > 1 && i + 1 < g_.n * bands * end / parts_.count) {
+            const std::int64_t next = (i + 1) / bands, next_row = (i + 1) % bands * band;
+            const std::int64_t rows = std::min(band, g_.h.in - next_row),
                                y_row_of_next = first_of_y(next_row);
             lines_of_rows<T>(x_source_.images, next, next_row, rows, lines);
             lines_of_rows<T>(y_source_.images, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next,
@@ -290,9 +264,9 @@ class WeightGrad {
   /// w from the sums: parts in order, then [group][tap][row][lane] to [ci][co][tap].
   void write() {
     const std::int64_t taps = g_.h.kernel * g_.w.kernel;
-    parallel_for(parts_ > 1 ? count_ : 0, 1 << 12, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(parts_.count > 1 ? count_ : 0, 1 << 12, [&](std::int64_t begin, std::int64_t end) {
       T* const sums = sums_.data();
-      for (std::int64_t part = 1; part < parts_; ++part) {
+      for (std::int64_t part = 1; part < parts_.count; ++part) {
         for (std::int64_t i = begin; i < end; ++i) sums[i] += sums[part * count_ + i];
       }
     });
@@ -314,12 +288,13 @@ class WeightGrad {
   const Tensor& w_;
   const micro::Kernels<T>& kernels_;
   const std::vector<Segment> segments_;
-  bool lanes_are_x_ = true, joined_ = false;
+  const bool lanes_are_x_;
+  const std::int64_t count_;  // sums
+  const SumParts parts_;
+  bool joined_ = false;
   std::int64_t rows_ = 0, columns_ = 0, width_ = 0;  // channels of a group; width_: columns_ in whole vectors
   std::vector<LanePanel> panels_;
   std::vector<Unit> units_;
-  std::int64_t count_ = 0;                                        // sums
-  std::int64_t parts_ = 1, band_ = 1, bands_ = 1, together_ = 1;  // rows and images of chunks of a part
   Scratch<T> sums_;
 };
 

@@ -57,7 +57,6 @@ class Windows {
   }
 
  private:
-  static constexpr std::int64_t kOwnBytes = 320 << 10;   // of copied rows, in the cache of a core
   static constexpr std::int64_t kSharedBytes = 4 << 20;  // and of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
 
@@ -105,16 +104,13 @@ class Windows {
   /// The parts of run_parts(): bands of rows of results, or several images.
   void choose_part() {
     const std::int64_t height = map_.h.to;
-    band_ = height;
     const auto bytes = [&](std::int64_t band) {  // a band in the middle reads most
       const std::int64_t row = std::min(height - band, height / 2);
       return bytes_of(reads(row, band));
     };
-    while (!for_lanes() && band_ > map_.h.phases && bytes(band_) > kOwnBytes) {
-      band_ = std::max(map_.h.phases, (band_ + 1) / 2);
-    }
+    band_ = for_lanes() ? height : band_of(height, map_.h.phases, kWindowBytes, bytes);
     bands_ = (height + band_ - 1) / band_;
-    images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kOwnBytes / bytes(band_), 1, map_.n);
+    images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kWindowBytes / bytes(band_), 1, map_.n);
     parts_ = (map_.n + images_ - 1) / images_ * bands_;
   }
 

@@ -1,0 +1,55 @@
+// How weight_grad.cpp splits pixels into parts that have sums of their own.
+#pragma once
+
+#include <algorithm>
+
+#include <tapedeck/ops/conv/pixels.h>
+
+namespace tapedeck::cpu {
+
+struct SumParts {
+  /// For so many sums of elements of `size` bytes, as sums_of() says.
+  SumParts(const ConvTranspose2dGeometry& geometry, std::int64_t sums, std::int64_t size) : g(geometry) {
+    sums = std::max<std::int64_t>(1, sums);
+    const auto bytes = [&](std::int64_t rows) {
+      return std::max<std::int64_t>(1, size * (g.ci * rows * g.w.in + g.co * rows_of_y(rows) * g.w.out));
+    };
+    band = band_of(g.h.in, 1, kPartBytes, bytes);
+    bands = band == 0 ? 0 : (g.h.in + band - 1) / band;
+    together =
+        bands > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band), 1, std::max<std::int64_t>(1, g.n));
+    const std::int64_t most = std::min({kParts, kSumBytes / (sums * size), g.n * bands});
+    const double flops = g.flops() / static_cast<double>(sums);
+    const bool fits = bytes(band) <= 2 * kPartBytes && most >= kParts / 2;
+    count = fits && flops >= kLeastFlopsOfSum * kParts / 2
+                ? std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), kParts / 2, most)
+                : 1;
+  }
+  /// Rows of y that so many rows of x meet.
+  std::int64_t rows_of_y(std::int64_t rows) const {
+    return std::min(g.h.out, (rows - 1) * g.h.stride + (g.h.kernel - 1) * g.h.dilation + 1);
+  }
+
+  const ConvTranspose2dGeometry& g;
+  std::int64_t count;        // of parts; 1 if the sums are split instead
+  std::int64_t band, bands;  // rows of x that a part copies at a time, and bands of an image
+  std::int64_t together;     // or images
+
+  static constexpr std::int64_t kSumBytes = 8 << 20;  // of the sums of all parts
+  static constexpr std::int64_t kParts = 8;
+  static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
+  static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts
+};
+
+/// Whether the lanes of vectors are channels of x: that wastes fewer; if equal, y's taps may be joined.
+inline bool lanes_are_of_x(std::int64_t cx, std::int64_t cy, std::int64_t lanes) {
+  return (cx + lanes - 1) / lanes * lanes * cy <= (cy + lanes - 1) / lanes * lanes * cx;
+}
+/// How many sums there are, whose lanes are whole vectors.
+inline std::int64_t sums_of(const ConvTranspose2dGeometry& g, std::int64_t lanes) {
+  const bool x = lanes_are_of_x(g.group_ci(), g.group_co(), lanes);
+  const std::int64_t rows = x ? g.group_co() : g.group_ci(), columns = x ? g.group_ci() : g.group_co();
+  return g.groups * g.h.kernel * g.w.kernel * rows * ((columns + lanes - 1) / lanes * lanes);
+}
+
+}  // namespace tapedeck::cpu
