@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kPlaneBytes = 384 << 10;  // that are read, in the cache of a core
 constexpr std::int64_t kResultBytes = 12 << 10;  // of a channel, beside them
 constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
-constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them
+constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them: of shorter ones tiles waste more
 constexpr std::int64_t kAskedBytes = 2 << 20;    // of results from which on no near cache has them
 constexpr std::int64_t kItems = 16;              // that keep many threads busy
 
@@ -66,6 +66,7 @@ class Correlate {
       const Scratch<T> results(kernels_.plane_rows * (past_caches_ ? kernels_.lanes : result_channel()));
       Dealer& dealer = Dealer::of_this_thread();
       std::vector<const void*> next_lines;
+      std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
         band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
@@ -88,7 +89,7 @@ class Correlate {
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (past_caches_) {
-            stream(channel, channels, row, rows, read, dealer, to, results.data());
+            stream(channel, channels, row, rows, read, dealer, to, results.data(), phases);
             continue;
           }
           if (is_dense_) {
@@ -238,11 +239,13 @@ class Correlate {
 
   /// Results for rows `row` to row + rows - 1 of each phase, past the caches.
   void stream(std::int64_t channel, std::int64_t channels, std::int64_t row, std::int64_t rows,
-              const T* planes, Dealer& dealer, T* to, T* carry) const {
+              const T* planes, Dealer& dealer, T* to, T* carry,
+              std::vector<micro::Correlation<T>>& phases) const {
     const std::int64_t depth = begins_.back(), first = row * h_.to_step,
                        end = std::min(h_.to, (row + rows) * h_.to_step);
     const std::int64_t at_once = is_dense_ ? end - first : 1;  // its rows of planes follow each other
-    std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
+    const double work =
+        is_dense_ ? 1 : 1 / static_cast<double>(rows);  // of a row of a phase in that of a part
     for (std::int64_t at = first; at < end; at += at_once) {
       const std::int64_t r = at % h_.to_step;
       std::int64_t taps = 0;
@@ -259,7 +262,7 @@ class Correlate {
       kernels_.stream_row({taps == 0 ? nullptr : phases.data(), w_.to_step,
                            bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
                            h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, carry, at == first,
-                           at + at_once == end, dealer.deal(static_cast<double>(taps))});
+                           at + at_once == end, dealer.deal(static_cast<double>(taps) * work)});
     }
   }
 
@@ -303,7 +306,7 @@ class Correlate {
   const DenseBand dense_;
   const std::int64_t pitch_;                    // of results
   const std::int64_t bands_;                    // of an image
-  const std::int64_t step_rows_;                // that are computed before they are written
+  const std::int64_t step_rows_;                // of a part: computed before they are written, or streamed
   std::vector<std::int64_t> phases_;            // of a row of results; -1: no taps
   std::vector<std::int64_t> offsets_, begins_;  // begins_: of a phase
   Scratch<T> weights_;

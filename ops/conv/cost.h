@@ -21,9 +21,9 @@ constexpr double kTransposed = 0.7, kTransposedBack = 1.2, kTransposedLate = 1.5
                  kSpreadToLanes = 3;                         // of a tensor
 constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in place
 constexpr double kRow = 15;                                  // of a row of planes
-constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on they do
+constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on both are in memory
 constexpr double kFarTransposed = 1.2;  // of an element then, beside the transpose (of an Ice Lake Xeon)
-constexpr double kFarPhases = 2;        // or of y, where planes are phases of it,
+constexpr double kFarPhases = 2;        // or of y, where planes or results are phases of it,
 constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
 constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
 constexpr double kPacked = 1, kPackedForPlanes = 3;              // of a weight
@@ -104,7 +104,7 @@ double far_elements(const ConvTranspose2dGeometry& g) {
   return is_far<T>(g) ? kFarTransposed * static_cast<double>(g.x_shape().count() + g.y_shape().count()) : 0;
 }
 
-/// What elements of y cost more than in a cache where planes are phases of it.
+/// What elements of y cost more than in a cache where planes or results are phases of it.
 template <class T>
 double far_phases(const ConvTranspose2dGeometry& g) {
   const bool is_apart = g.h.stride > 1 || g.w.stride > 1;
@@ -123,7 +123,7 @@ inline double copied_again(double elements, std::int64_t rows, std::int64_t all,
                   static_cast<double>(copied) / static_cast<double>(std::max<std::int64_t>(1, rows)) - 1);
 }
 
-/// The same for windows.cpp.
+/// The same for windows.cpp, where it copies by parts.
 template <class T>
 double copied_again(const ConvTranspose2dGeometry& g, Direction direction) {
   const bool transposed = direction == Direction::transposed;
@@ -143,7 +143,7 @@ double copied_again(const ConvTranspose2dGeometry& g, Direction direction) {
 
 /// The costs of the results of a direction.
 template <class T>
-Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
+Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout) {
   const PlaneAxis h(g.h, direction), w(g.w, direction);
   const auto lanes = micro::kernels<T>().lanes;
   const std::int64_t from = direction == Direction::transposed ? g.group_ci() : g.group_co();
@@ -168,7 +168,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
                late = (kTransposedLate - kTransposed) * read,
-               again = kCopiedAgain * copied_again<T>(g, direction);
+               again = layout == Layout::nchw ? kCopiedAgain * copied_again<T>(g, direction) : 0;
   const double called =  // some windows hang over each border
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));
@@ -196,7 +196,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction) {
 
 /// The costs of the weight gradient.
 template <class T>
-Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
+Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
   const PlaneAxis h(g.h, Direction::plain), w(g.w, Direction::plain);
   const auto lanes = micro::kernels<T>().lanes;
   const std::int64_t cx = g.group_ci(), cy = g.group_co();
@@ -214,9 +214,12 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g) {
                 kSumOfLanes * sums + far_phases<T>(g);
 
   const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
-  const SumParts parts(g, sums_of(g, lanes), sizeof(T));
-  const double again =
-      parts.count > 1 ? copied_again(y, g.h.out, g.h.in, parts.band, parts.rows_of_y(parts.band)) : 0;
+  const SumParts parts(ReadRows(g).geometry, sums_of(g, lanes), sizeof(T));
+  const std::int64_t y_rows = parts.g.h.out;
+  const double again = layout == Layout::nchw && parts.count > 1
+                           ? copied_again(static_cast<double>(g.n * g.co * y_rows * g.w.out), y_rows, g.h.in,
+                                          parts.band, parts.rows_of_y(parts.band))
+                           : 0;
   const double moved = kTransposedLate * (x + y) + far_elements<T>(g) + kPacked * weights;
   // Few rows of lanes wait for each other's sums, except where y's taps of a row are rows of one tile. Pixels
   // of many groups lie far apart.

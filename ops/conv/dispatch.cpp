@@ -177,15 +177,17 @@ ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, 
 ConvPath choose(const ConvTranspose2dGeometry& g, Direction direction, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  return cheapest(g, dtype, layout,
-                  dtype == DType::float64 ? costs<double>(g, direction) : costs<float>(g, direction));
+  return cheapest(
+      g, dtype, layout,
+      dtype == DType::float64 ? costs<double>(g, direction, layout) : costs<float>(g, direction, layout));
 }
 
 ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (conv_algorithm() == ConvAlgorithm::reference) return ConvPath::reference;
   if (is_matrix(g, layout)) return ConvPath::matrix;
-  return cheapest(g, dtype, layout,
-                  dtype == DType::float64 ? weight_grad_costs<double>(g) : weight_grad_costs<float>(g));
+  return cheapest(
+      g, dtype, layout,
+      dtype == DType::float64 ? weight_grad_costs<double>(g, layout) : weight_grad_costs<float>(g, layout));
 }
 
 /// Calls f with float or double tensors: half types are computed in float32.

@@ -63,7 +63,6 @@ Pixels<T> copied_pixels(const T* data, std::int64_t images, std::int64_t rows, s
 }
 
 constexpr std::int64_t kWindowBytes = 320 << 10;  // of copied rows that windows read, in the cache of a core
-constexpr std::int64_t kPartBytes = 384 << 10;    // of copied rows of x and y that sums of a part read
 
 /// Rows of bands of `rows` rows, at least `least`, whose copies have at most `most` bytes; bytes(band).
 template <class F>

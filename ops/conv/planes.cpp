@@ -111,21 +111,21 @@ void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, st
     begin = std::clamp<std::int64_t>(begin, 0, h.from);
     append_lines(image + begin * w.from, (std::clamp(end, begin, h.from) - begin) * w.from, to);
   };
+  const auto first_of = [&](const Plane& p) { return (row + p.first) * h.from_step + p.phase; };
+  std::int64_t all_begin = h.from, all_end = 0;
+  for (const Plane& p : h.planes) {
+    all_begin = std::min(all_begin, first_of(p));
+    all_end = std::max(all_end, first_of(p) + (rows_of(p) - 1) * h.from_step + 1);
+  }
   const bool takes_all = static_cast<std::int64_t>(h.planes.size()) == h.from_step;
   for (std::int64_t c = 0; c < channels; ++c, image += h.from * w.from) {
     if (takes_all) {
-      std::int64_t begin = h.from, end = 0;
-      for (const Plane& p : h.planes) {
-        const std::int64_t at = (row + p.first) * h.from_step + p.phase;
-        begin = std::min(begin, at);
-        end = std::max(end, at + (rows_of(p) - 1) * h.from_step + 1);
-      }
-      append(begin, end);
+      append(all_begin, all_end);
       continue;
     }
     for (const Plane& p : h.planes) {
-      const std::int64_t at = (row + p.first) * h.from_step + p.phase;
-      for (std::int64_t m = 0; m < rows_of(p); ++m) append(at + m * h.from_step, at + m * h.from_step + 1);
+      for (std::int64_t m = 0; m < rows_of(p); ++m)
+        append(first_of(p) + m * h.from_step, first_of(p) + m * h.from_step + 1);
     }
   }
 }

@@ -30,26 +30,31 @@ struct SumParts {
     return std::min(g.h.out, (rows - 1) * g.h.stride + (g.h.kernel - 1) * g.h.dilation + 1);
   }
 
-  const ConvTranspose2dGeometry& g;
+  ConvTranspose2dGeometry g;
   std::int64_t count;        // of parts; 1 if the sums are split instead
   std::int64_t band, bands;  // rows of x that a part copies at a time, and bands of an image
   std::int64_t together;     // or images
 
-  static constexpr std::int64_t kSumBytes = 8 << 20;  // of the sums of all parts
+  static constexpr std::int64_t kPartBytes = 384 << 10;  // of copied rows that sums of a part read
+  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
   static constexpr std::int64_t kParts = 8;
   static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
   static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts
 };
 
+/// So many channels in whole vectors.
+inline std::int64_t in_lanes(std::int64_t channels, std::int64_t lanes) {
+  return (channels + lanes - 1) / lanes * lanes;
+}
 /// Whether the lanes of vectors are channels of x: that wastes fewer; if equal, y's taps may be joined.
 inline bool lanes_are_of_x(std::int64_t cx, std::int64_t cy, std::int64_t lanes) {
-  return (cx + lanes - 1) / lanes * lanes * cy <= (cy + lanes - 1) / lanes * lanes * cx;
+  return in_lanes(cx, lanes) * cy <= in_lanes(cy, lanes) * cx;
 }
 /// How many sums there are, whose lanes are whole vectors.
 inline std::int64_t sums_of(const ConvTranspose2dGeometry& g, std::int64_t lanes) {
   const bool x = lanes_are_of_x(g.group_ci(), g.group_co(), lanes);
   const std::int64_t rows = x ? g.group_co() : g.group_ci(), columns = x ? g.group_ci() : g.group_co();
-  return g.groups * g.h.kernel * g.w.kernel * rows * ((columns + lanes - 1) / lanes * lanes);
+  return g.groups * g.h.kernel * g.w.kernel * rows * in_lanes(columns, lanes);
 }
 
 }  // namespace tapedeck::cpu

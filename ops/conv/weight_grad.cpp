@@ -63,7 +63,7 @@ class WeightGrad {
     const std::int64_t lanes = kernels_.lanes, cx = g.group_ci(), cy = g.group_co();
     rows_ = lanes_are_x_ ? cy : cx;
     columns_ = lanes_are_x_ ? cx : cy;
-    width_ = (columns_ + lanes - 1) / lanes * lanes;
+    width_ = in_lanes(columns_, lanes);
     joined_ = lanes_are_x_ && rows_ < 8 && g.groups == 1 && g.w.dilation == 1 && g.w.kernel > 1;
     x_source_.in_place = is_in_place(x, columns_, lanes_are_x_ ? lanes : 1);
     y_source_.in_place = is_in_place(y, columns_, lanes_are_x_ ? 1 : lanes);
@@ -87,8 +87,7 @@ class WeightGrad {
   }
 
  private:
-  static constexpr std::int64_t kChunkBytes = 384
-                                              << 10;  // of pixels that a thread goes over for all its sums
+  static constexpr std::int64_t kChunkBytes = 384 << 10;  // of pixels for all sums of a thread
   static constexpr std::int64_t kPanelRows = 64;
   static constexpr std::int64_t kUnitRows = 24;  // without parts, for many threads
 

@@ -57,7 +57,7 @@ class Windows {
   }
 
  private:
-  static constexpr std::int64_t kSharedBytes = 4 << 20;  // and of all cores
+  static constexpr std::int64_t kSharedBytes = 4 << 20;  // of copied rows, in the caches of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
 
   std::int64_t tiles(std::int64_t results) const { return (results + packed_.tile - 1) / packed_.tile; }

@@ -52,17 +52,17 @@ constexpr Kernels<T> kKernels = {
     .spread_pairs = sizeof(T) == sizeof(float) ? spread_any_pairs : nullptr,
     .gather_pairs = sizeof(T) == sizeof(float) ? gather_any_pairs : nullptr,
     .pair_sums = sizeof(T) == sizeof(float) ? any_pair_sums : nullptr,
+    .stream = sizeof(T) == sizeof(float) ? stream : nullptr,
 #else
     .spread_pairs = nullptr,
     .gather_pairs = nullptr,
     .pair_sums = nullptr,
+    .stream = nullptr,
 #endif
 #if defined(TAPEDECK_SMALL)
     .stream_row = nullptr,
-    .stream = nullptr,
 #else
     .stream_row = stream_row<T>,
-    .stream = stream<T>,
 #endif
 };
 

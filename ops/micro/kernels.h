@@ -101,7 +101,7 @@ struct Correlation {
 /// phase r, or start[m] where phases[r] has depth 0, or all of the row where `phases` is null; then
 /// rectified. Of the phases only a, b, offsets and depth count. The rows of a channel follow each other in
 /// memory, `first` to `last`; in between `carry`, a vector for each channel, has what waits for the row that
-/// follows.
+/// follows. Whole vectors of b are read, as for a Correlation.
 template <class T>
 struct StreamedRow {
   const Correlation<T>* phases;
@@ -228,11 +228,12 @@ struct Kernels {
   void (*spread_pairs)(const PairTask&);
   void (*gather_pairs)(const PairTask&);
   void (*pair_sums)(const PairTask&);
-  /// Null in builds for size, like stream. Other threads see the row after an atomic read-modify-write, as
-  /// the end of a parallel_for is one.
+  /// Copies past the caches, for results that no cache holds until they are read. Other threads see these,
+  /// and those of spread_pairs, after an atomic read-modify-write, as the end of a parallel_for of threads is
+  /// one.
+  void (*stream)(float* to, const float* from, std::int64_t count);
+  /// Null in builds for size.
   void (*stream_row)(const StreamedRow<T>&);
-  /// Copies past the caches, for results that no cache holds until they are read.
-  void (*stream)(T* to, const T* from, std::int64_t count);
 };
 
 /// The kernels for the instruction set of core/simd.h; T is float or double.

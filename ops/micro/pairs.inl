@@ -37,6 +37,15 @@ inline void ask_ahead(const float* from) {
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) __builtin_prefetch(from + kAhead + v * kLanes<float>, 0, 2);
 }
 
+/// Copies past the caches, whole lines of the target.
+inline void stream(float* to, const float* from, std::int64_t count) {
+  constexpr std::int64_t L = kLanes<float>;
+  std::int64_t i = 0;
+  for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 64 != 0; ++i) to[i] = from[i];
+  for (; i + L <= count; i += L) store_past_caches(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 template <int Taps, int At, int V>
 [[gnu::always_inline]] inline void spread_tile(const PairTask& t, const float* x, float* y, std::int64_t m) {
   constexpr int L = kLanes<float>;

@@ -1,0 +1,109 @@
+// Rows of results that go past the caches (micro/stream.inl): every phase, width and place in memory, without
+// the large tensors that convolutions take it for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <tapedeck/core/simd.h>
+#include <tapedeck/ops/micro/kernels.h>
+
+namespace tapedeck::test {
+namespace {
+
+struct RowCase {
+  std::int64_t step, rows, width, begin;  // begin: elements from an aligned one
+  unsigned taken;                         // phases that have taps
+  bool has_start;
+  double slope;
+};
+
+/// Three rows of results that follow each other, the one in the middle without taps.
+template <class T>
+void expect_rows(const RowCase& c, std::mt19937& random) {
+  const auto& kernels = micro::kernels<T>();
+  const auto numbers = [&](std::int64_t count) {
+    std::vector<T> values(static_cast<std::size_t>(count));
+    for (T& v : values) v = static_cast<T>(std::uniform_real_distribution<double>(-1, 1)(random));
+    return values;
+  };
+  constexpr std::int64_t kDepth = 3, kLines = 3, kGuard = 64;
+  const T guard = -77;
+  const std::int64_t count = (c.width + c.step - 1) / c.step, plane = kLines * c.width + 5;
+  const std::vector<T> weights = numbers(c.step * kDepth * c.rows), start = numbers(c.rows),
+                       pixels = numbers(kLines * (count + 8) + kernels.plane_slack);
+  const std::vector<std::int64_t> offsets{0, 3, 7};
+
+  std::vector<T> memory(static_cast<std::size_t>(c.rows * plane + 4 * kGuard), guard);
+  T* aligned = memory.data() + kGuard;
+  while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
+  T* const to = aligned + c.begin;
+  std::vector<T> expected = memory, carry(static_cast<std::size_t>(c.rows * kernels.lanes), guard);
+  for (std::int64_t line = 0; line < kLines; ++line) {
+    const T* const b = pixels.data() + line * (count + 8);
+    std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(c.step));
+    for (std::int64_t r = 0; r < c.step; ++r) {
+      micro::Correlation<T>& phase = phases[static_cast<std::size_t>(r)];
+      phase.a = weights.data() + r * kDepth * c.rows;
+      phase.b = b;
+      phase.offsets = offsets.data();
+      phase.depth = (c.taken >> r & 1) != 0 ? kDepth : 0;
+    }
+    const bool is_empty = line == 1;
+    kernels.stream_row({is_empty ? nullptr : phases.data(), c.step, c.has_start ? start.data() : nullptr,
+                        static_cast<T>(c.slope), to + line * c.width, plane, c.rows, count, c.width,
+                        carry.data(), line == 0, line + 1 == kLines});
+    for (std::int64_t m = 0; m < c.rows; ++m) {
+      for (std::int64_t i = 0; i < c.width; ++i) {
+        const std::int64_t r = i % c.step;
+        double sum = c.has_start ? static_cast<double>(start[static_cast<std::size_t>(m)]) : 0;
+        for (std::int64_t k = 0; !is_empty && (c.taken >> r & 1) != 0 && k < kDepth; ++k) {
+          sum += static_cast<double>(weights[static_cast<std::size_t>((r * kDepth + k) * c.rows + m)]) *
+                 static_cast<double>(b[offsets[static_cast<std::size_t>(k)] + i / c.step]);
+        }
+        expected[static_cast<std::size_t>(to - memory.data() + m * plane + line * c.width + i)] =
+            static_cast<T>(sum > 0 ? sum : sum * c.slope);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    ASSERT_NEAR(memory[i], expected[i], sizeof(T) == 4 ? 1e-6 : 1e-14)
+        << i << ": step " << c.step << ", " << c.rows << " rows of " << c.width << " from " << c.begin
+        << ", taken " << c.taken;
+  }
+}
+
+template <class T>
+void expect_all() {
+  std::mt19937 random(7);
+  const std::int64_t lanes = micro::kernels<T>().lanes;
+  if (micro::kernels<T>().stream_row == nullptr) GTEST_SKIP() << "a build for size";
+  for (std::int64_t step = 1; step <= micro::kernels<T>().max_stream_step; ++step) {
+    const unsigned all = (1U << step) - 1;
+    for (unsigned taken : {all, all & ~1U, all & ~(1U << (step - 1)), 1U}) {
+      for (std::int64_t rows : {std::int64_t{1}, std::int64_t{3}, micro::kernels<T>().plane_rows}) {
+        for (std::int64_t width : {lanes, lanes + 1, 2 * lanes - 1, 5 * lanes + 3, std::int64_t{1200}}) {
+          const auto begin = static_cast<std::int64_t>(random() % (64 / sizeof(T)));
+          expect_rows<T>({step, rows, width, begin, taken, random() % 2 == 0, random() % 2 == 0 ? 1 : 0.2},
+                         random);
+          if (testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(StreamRow, JoinsPhasesToRowsThatFollowEachOther) {
+  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+    limit_instruction_set(set);
+    if (instruction_set() != set) continue;
+    SCOPED_TRACE(to_string(set));
+    expect_all<float>();
+    expect_all<double>();
+  }
+  limit_instruction_set(InstructionSet::avx512);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
