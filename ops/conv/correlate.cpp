@@ -63,7 +63,8 @@ class Correlate {
       const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
       std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
       const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
-      const Scratch<T> results(kernels_.plane_rows * (past_caches_ ? kernels_.lanes : result_channel()));
+      const Scratch<T> results(past_caches_ ? 0 : kernels_.plane_rows * result_channel());
+      const Scratch<T> carry(past_caches_ ? kernels_.plane_rows * kernels_.lanes : 0);
       Dealer& dealer = Dealer::of_this_thread();
       std::vector<const void*> next_lines;
       std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
@@ -89,7 +90,7 @@ class Correlate {
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (past_caches_) {
-            stream(channel, channels, row, rows, read, dealer, to, results.data(), phases);
+            stream(channel, channels, row, rows, read, dealer, to, carry.data(), phases);
             continue;
           }
           if (is_dense_) {
