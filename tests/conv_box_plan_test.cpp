@@ -285,7 +285,7 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
             continue;
           }
           // Those that do not exist are multiplied, too.
-          const int last = (p.tile.segments - 1) * p.tile.y.pitch + p.tile.steps * 16 + p.place(work, unit) +
+          const int last = (p.tile.steps - 1) * p.tile.y_step + 16 + p.place(work, unit) +
                            (p.atoms_are_taps ? a * p.atom_step(work) : 0);
           ASSERT_LE(last * kPixelBytes, p.tile.y_bytes);
           if (!atom.exists) continue;
@@ -313,10 +313,10 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
                   return y[static_cast<std::size_t>(((image * c.co + of_y) * c.out(0) + h) * c.out(1) + v)];
                 });
                 const int place = p.place(work, unit) + (p.atoms_are_taps ? a * p.atom_step(work) : 0);
-                for (int segment = 0; segment < p.tile.segments; ++segment)
-                  for (int k = 0; k < p.tile.steps * 16; ++k) {
-                    sum += xs.at(static_cast<std::size_t>(segment * p.tile.x.pitch + k)) *
-                           ys.at(static_cast<std::size_t>(segment * p.tile.y.pitch + k + place));
+                for (int step = 0; step < p.tile.steps; ++step)
+                  for (int k = 0; k < 16; ++k) {
+                    sum += xs.at(static_cast<std::size_t>(step * 16 + k)) *
+                           ys.at(static_cast<std::size_t>(step * p.tile.y_step + k + place));
                   }
               }
               const auto result = static_cast<std::size_t>(

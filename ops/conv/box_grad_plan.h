@@ -3,9 +3,9 @@
 //
 //   gw[ci, co, tap] = sum over pixels i of x[i, ci] * plane[i + shift(tap), co]
 // for the taps that read a plane of y. A tile has pixels of x and the box of y that they meet; pixels are
-// multiplied in `segments` of whole steps of 16, one for each row of a part of the width, or one for rows of
-// the whole width, whose boxes have the same pitch. Where a step has no pixel, x is zero: y may be anything
-// that is finite there.
+// multiplied in steps of 16 that follow each other in x, and in y by a constant: rows of 16 columns, or rows
+// of the whole width, whose boxes have the same pitch. Where a step has no pixel, x is zero: y may be
+// anything that is finite there.
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
 // taps of a row, or where no plane has neighbours, of blocks of channels of y. Units share a row's taps
@@ -19,7 +19,7 @@ namespace tapedeck::conv_gemm {
 
 struct GradTile {
   BoxTile x, y;
-  int segments = 1, steps = 0;  // steps of a segment; 0: there is no tile
+  int steps = 0, y_step = 16;  // pixels of y from a step to the next; 0 steps: there is no tile
   int x_bytes = 0,
       y_bytes = 0;  // of a box in shared memory, with zeros after y's where it is read past its end
 };
@@ -44,16 +44,17 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
     if (best.steps > 0 && cost >= least) return;
     least = cost, best = t;
   };
-  // Rows of a part of the width.
-  for (int columns = 16; columns <= std::min(240, (width + 15) / 16 * 16); columns += 16) {
-    for (int rows = 1; rows <= std::min(height, 32); ++rows) {
-      GradTile t;
-      t.x = {1, rows, columns, columns, rows};
-      t.y = {1, rows, columns, columns + halo_w, rows + halo_h};
-      t.segments = rows, t.steps = columns / 16;
-      offer(t, rows * columns, 0);
-    }
-  }
+  // A part of the width: of some rows a step each, of one row several.
+  const auto offer_part = [&](int rows, int columns) {
+    GradTile t;
+    t.x = {1, rows, columns, columns, rows};
+    t.y = {1, rows, columns, columns + halo_w, rows + halo_h};
+    t.steps = rows * columns / 16, t.y_step = rows > 1 ? t.y.pitch : 16;
+    offer(t, rows * columns, 0);
+  };
+  for (int rows = 1; rows <= std::min(height, 32); ++rows) offer_part(rows, 16);
+  for (int columns = 32; columns <= std::min(240, (width + 15) / 16 * 16); columns += 16)
+    offer_part(1, columns);
   // Whole rows, one after another; also of whole images.
   const int pitch = width + halo_w;
   for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
@@ -62,7 +63,7 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
       GradTile t;
       t.x = {1, rows, width, wide, rows};
       t.y = {1, rows, width, wide, rows + halo_h};
-      t.segments = 1, t.steps = rows * wide / 16;
+      t.steps = rows * wide / 16;
       offer(t, rows * wide, halo_w);
     }
     if (height > kMostOfBox) continue;
@@ -71,7 +72,7 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
       if (images * image % 16 != 0 || image > 512) continue;
       GradTile t;
       t.x = t.y = {images, height, width, wide, height + halo_h};
-      t.segments = 1, t.steps = images * image / 16;
+      t.steps = images * image / 16;
       offer(t, images * image, halo_h * wide + halo_w);
     }
   }

@@ -160,10 +160,8 @@ struct BoxGradKernel {
                                         const BoxGradPlan::Unit& unit, unsigned x, unsigned y,
                                         Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
-    const int tiles_at_once = max(1, kFlush / (p.tile.segments * p.tile.steps));
-    const int stage_words = p.stage_bytes() / 16, segments = p.tile.segments, steps = p.tile.steps,
-              next_x = p.tile.x.pitch * (kPixelBytes / 16) - steps * kStepWords,
-              next_y = p.tile.y.pitch * (kPixelBytes / 16) - steps * kStepWords;
+    const int tiles_at_once = max(1, kFlush / p.tile.steps), stage_words = p.stage_bytes() / 16,
+              steps = p.tile.steps, y_step_words = p.tile.y_step * (kPixelBytes / 16);
     int stage = 0;
     unsigned turn = 0;
 #pragma unroll 1
@@ -184,10 +182,10 @@ struct BoxGradKernel {
 #pragma unroll
           for (int s = 0; s < kSteps; ++s)
             wgmma_transposed<Math, 64 * kUnit>(sums, descriptor(from_a + s * kStepWords),
-                                               descriptor(from_b + s * kStepWords), s > 0 || keep);
+                                               descriptor(from_b + s * y_step_words), s > 0 || keep);
           wgmma_commit();
           keep = true;
-          a += kSteps * kStepWords, b += kSteps * kStepWords;
+          a += kSteps * kStepWords, b += kSteps * y_step_words;
           if (before >= 0) {  // its last group is done when this stage's first is all that is queued
             wgmma_wait<1>();
             leave(barriers.empty[before]);
@@ -195,10 +193,7 @@ struct BoxGradKernel {
           }
         };
 #pragma unroll 1
-        for (int segment = 0; segment < segments; ++segment, a += next_x, b += next_y) {
-#pragma unroll 1
-          for (int left = steps; left > 0; left -= 4) for_steps(left, multiply_steps);
-        }
+        for (int left = steps; left > 0; left -= 4) for_steps(left, multiply_steps);
         before = stage;
         if (++stage == call.stages) stage = 0, ++turn;
       }
@@ -215,10 +210,8 @@ struct BoxGradKernel {
                                                  const BoxGradPlan::Unit& unit, unsigned x, unsigned y,
                                                  Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
-    const int next = p.part_bytes() / 16, steps = p.tile.segments * p.tile.steps,
-              stage_words = p.stage_bytes() / 16;
-    const int next_segment_a = p.tile.x.pitch * (kPixelBytes / 16) - p.tile.steps * kStepWords,
-              next_segment_b = p.tile.y.pitch * (kPixelBytes / 16) - p.tile.steps * kStepWords;
+    const int next = p.part_bytes() / 16, steps = p.tile.steps, stage_words = p.stage_bytes() / 16,
+              y_step_words = p.tile.y_step * (kPixelBytes / 16);
     static_assert(kFlushOfParts == 4);
     float sums[32 * kUnit], some[32 * kUnit];
 #pragma unroll
@@ -229,29 +222,23 @@ struct BoxGradKernel {
     for (int t = work.begin; t < work.end; ++t) {
       barriers.full[stage].wait(turn & 1);
       unsigned a = x + stage * stage_words, b = y + stage * stage_words;
-      int of_segment = 0;
       const auto multiply_steps = [&]<int kSteps>() {
-        unsigned at_a[kSteps], at_b[kSteps];
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          at_a[s] = uniform(a), at_b[s] = uniform(b);
-          const bool last = ++of_segment == p.tile.steps;
-          a += kStepWords + (last ? next_segment_a : 0), b += kStepWords + (last ? next_segment_b : 0);
-          if (last) of_segment = 0;
-        }
+        const unsigned from_a = uniform(a), from_b = uniform(b);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
           constexpr int N = 64 * kUnit;
-          wgmma_transposed<Math, N>(some, descriptor(at_a[s] + next), descriptor(at_b[s]), s > 0);
-          wgmma_transposed<Math, N>(some, descriptor(at_a[s]), descriptor(at_b[s] + next), true);
-          wgmma_transposed<Math, N>(some, descriptor(at_a[s]), descriptor(at_b[s]), true);
+          const unsigned at_a = from_a + s * kStepWords, at_b = from_b + s * y_step_words;
+          wgmma_transposed<Math, N>(some, descriptor(at_a + next), descriptor(at_b), s > 0);
+          wgmma_transposed<Math, N>(some, descriptor(at_a), descriptor(at_b + next), true);
+          wgmma_transposed<Math, N>(some, descriptor(at_a), descriptor(at_b), true);
         }
         wgmma_commit();
         wgmma_wait<0>();
         pin(some);
 #pragma unroll
         for (int k = 0; k < 32 * kUnit; ++k) sums[k] += some[k];
+        a += kSteps * kStepWords, b += kSteps * y_step_words;
       };
 #pragma unroll 1
       for (int left = steps; left > 0; left -= kFlushOfParts) for_steps(left, multiply_steps);
@@ -370,12 +357,13 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
     largest.emplace(x, copies, y, ChannelsLast::takes_all(&g.h) ? copies : reads);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
-  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude)
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude,
+                             bool is_beside) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude, is_beside)
                          : ChannelsLast(images, planes.groups, rows);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}),
-                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{});
+  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}, false),
+                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{}, x_images.is_new);
   const int groups = kParts * planes.groups;
   call.x_map =
       image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);
