@@ -29,10 +29,9 @@ struct WeightTile {
     return static_cast<int>(ceil_div(ceil_div(all, tiles), at_once) * at_once);
   }
 
-  /// `padded`: channels of `to`, in whole tiles of blocks; `words`: of a tap's chunk of channels; `at_once`:
-  /// taps that a thread reads.
-  WeightTile(const BoxPlan& p, const WeightStrides& strides, int padded, int words, int at_once)
-      : pitch(words + 1),
+  /// `padded`: channels of `to`, in whole tiles of blocks; `at_once`: taps that a thread reads.
+  WeightTile(const BoxPlan& p, const WeightStrides& strides, int padded, int value_bytes, int at_once)
+      : pitch(kVectors * p.elements + 4 / value_bytes),
         taps(taps_of_block(strides.kernel_h * strides.kernel_w, at_once)),
         by_taps(taps),
         by_reads(taps / at_once),
@@ -44,38 +43,24 @@ struct WeightTile {
     const auto leaves_idle = [&] {
       return blocks_of() * p.groups < 2 * 132 && taps << log_channels > kSector;
     };
-    while (log_channels > 0 && (shared_bytes() > kSharedBytes || leaves_idle())) --log_channels;
+    while (log_channels > 0 && (shared_bytes(value_bytes) > kSharedBytes || leaves_idle())) --log_channels;
     by_tiles_to = Divider(padded >> log_channels);
     blocks = blocks_of();
   }
   TAPEDECK_HD int channels() const { return 1 << log_channels; }  // of `to`
-  /// Where in shared memory a tap of channel m of `to` has its words: taps, and most channels, begin at
-  /// different banks.
-  TAPEDECK_HD int place(int m, int tap) const { return (m * taps + tap) * pitch + m; }
-  int shared_bytes() const { return place(channels(), 0) * 4; }
+  int shared_bytes(int value_bytes) const { return channels() * taps * pitch * value_bytes; }
 
-  int pitch;
+  int pitch;  // of a tap's channels in shared memory, so that taps meet different banks
   int taps, log_channels = 3;
   Divider by_taps, by_reads, by_kernel_w, by_chunks, by_tiles_to;
   std::int64_t blocks = 0;  // of a group
   bool to_is_near;          // whether channels of `to` are nearer to each other than those of `from`
 };
 
-/// The words of shared memory that pack_box_weights_kernel() has of a chunk of channels.
-template <class Math>
-struct PackedWords {
-  using T = typename Math::Element;
-  static constexpr int kFrom = kPixelBytes / sizeof(T);                             // channels
-  static constexpr int kPair = Math::kOperandParts == 1 && sizeof(T) == 2 ? 2 : 1;  // of a word
-  static constexpr int kCount = kFrom / kPair;
-  using Word = std::conditional_t<kPair == 2, Pack<T, 2>, typename Math::Value>;
-  static_assert(sizeof(Word) == 4);
-};
-
 /// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A block reads
 /// weights as they lie, a thread always the same kTaps taps, and writes whole rows of vectors. What
 /// counts here is instructions (a profile on an H200: 2.5 a clock), so a block looks for the places of its
-/// taps once, and operands of one part of 16 bits are made when weights are read, and move by pairs.
+/// taps once.
 template <class Math, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
@@ -83,13 +68,12 @@ __global__ void __launch_bounds__(kThreads)
                             int tiles_block, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
-  using Word = typename PackedWords<Math>::Word;
-  constexpr int kParts = Math::kOperandParts, kElements = kVectorBytes / sizeof(T),
-                kFrom = PackedWords<Math>::kFrom, kPair = PackedWords<Math>::kPair, kWords = kFrom / kPair;
-  constexpr int kAtOnce = kTaps == 1 ? 8 : 4;  // words
+  constexpr int kParts = Math::kOperandParts;
+  constexpr int kElements = kVectorBytes / sizeof(T), kFrom = kVectors * kElements;
+  constexpr int kAtOnce = kTaps == 1 ? 8 : 4;  // loads
   extern __shared__ uint4 memory[];
   __shared__ int weights[WeightTile::kMostTaps];
-  Word* const staged = reinterpret_cast<Word*>(memory);
+  Value* const staged = reinterpret_cast<Value*>(memory);
   const int index = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), group = blockIdx.y;
   const int rest = t.by_tiles_to.divide(index), tile_taps = t.by_chunks.divide(rest);
   const int first_m = t.by_tiles_to.modulo(index, rest) << t.log_channels,
@@ -100,25 +84,16 @@ __global__ void __launch_bounds__(kThreads)
               kw = t.by_kernel_w.modulo(first_tap + thread, kh);
     weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
-  float scale = 1;
   if constexpr (Math::kScaled) {
     await_previous_beside_next();
-    scale = scale_of(largest_of(largest));
   } else {
     await_previous();
   }
-  const auto convert_to = [&](Value value, T(&parts)[kParts]) {
-    if constexpr (Math::kScaled) {
-      split_half(value, scale, parts);
-    } else {
-      parts[0] = Math::prepare(value);
-    }
-  };
-  // A line has the taps of a word's channels and a channel of `to` (positions_fit() keeps weights within 31
-  // bits). Rows of a block repeat its channels where these are few.
+  // A line has the taps of a pair of channels (positions_fit() keeps weights within 31 bits). Rows of a block
+  // repeat its channels where these are few.
   const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kTaps,
             step = t.by_reads.divide(kThreads),
-            lines = first_line < step && tap < taps ? kWords << t.log_channels : 0;
+            lines = first_line < step && tap < taps ? kFrom << t.log_channels : 0;
   const int of_block = first_m % kBlockChannels,
             different = kBlockChannels / channel_copies(p.to_channels) - 1;
   const Value* const from = w + group * strides.group +
@@ -126,59 +101,45 @@ __global__ void __launch_bounds__(kThreads)
                             static_cast<std::int64_t>(first_m - of_block) * strides.to + first_tap + tap;
   const int from_channels = p.from_channels - chunk * kFrom, to_channels = p.to_channels - first_m + of_block;
   for (int first = first_line; first < lines; first += kAtOnce * step) {
-    Pack<Value, kTaps> values[kAtOnce][kPair];
+    Pack<Value, kTaps> values[kAtOnce];
     int to[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int line = first + k * step;
-      const int word = t.to_is_near ? line >> t.log_channels : line % kWords,
-                m = t.to_is_near ? line & (t.channels() - 1) : line / kWords,
-                row = (of_block + m) & different;
-      to[k] = line < lines ? t.place(m, tap) + word : -1;
-#pragma unroll
-      for (int i = 0; i < kPair; ++i) {
-        const int c = word * kPair + i;
-        values[k][i] =
-            line < lines && c < from_channels && row < to_channels
-                ? *reinterpret_cast<const Pack<Value, kTaps>*>(from + c * strides.from + row * strides.to)
-                : Pack<Value, kTaps>{};
-      }
+      const int c = t.to_is_near ? line >> t.log_channels : line % kFrom,
+                m = t.to_is_near ? line & (t.channels() - 1) : line / kFrom, row = (of_block + m) & different;
+      to[k] = line < lines ? (m * t.taps + tap) * t.pitch + c : -1;
+      values[k] =
+          line < lines && c < from_channels && row < to_channels
+              ? *reinterpret_cast<const Pack<Value, kTaps>*>(from + c * strides.from + row * strides.to)
+              : Pack<Value, kTaps>{};
     }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (to[k] < 0) continue;
+    for (int k = 0; k < kAtOnce; ++k)
 #pragma unroll
-      for (int e = 0; e < kTaps; ++e) {
-        if constexpr (kPair == 2) {
-          T parts[2][1];
-          convert_to(values[k][0].values[e], parts[0]);
-          convert_to(values[k][1].values[e], parts[1]);
-          staged[to[k] + e * t.pitch] = {parts[0][0], parts[1][0]};
-        } else {
-          staged[to[k] + e * t.pitch] = values[k][0].values[e];
-        }
-      }
-    }
+      for (int e = 0; e < kTaps; ++e)
+        if (to[k] >= 0) staged[to[k] + e * t.pitch] = values[k].values[e];
   }
   __syncthreads();
+  float scale = 1;
+  if constexpr (Math::kScaled) scale = scale_of(largest_of(largest));
   const std::int64_t tile_step = std::int64_t{tiles_block} * kParts * blocks * kBlockChannels * kVectors;
   packed += group * p.weights * tile_step;
   for (int i = thread; i < (t.taps * kVectors) << t.log_channels; i += kThreads) {
     const int line = i / kVectors, v = i % kVectors, of_tile = t.by_taps.divide(line),
               of_taps = t.by_taps.modulo(line, of_tile);
     if (of_taps >= taps || weights[of_taps] < 0) continue;
-    const Word* const words = staged + t.place(of_tile, of_taps) + v * (kElements / kPair);
     Pack<T, kElements> parts[kParts];
 #pragma unroll
-    for (int k = 0; k < kElements; k += kPair) {
-      if constexpr (kPair == 2) {
-        const Word word = words[k / 2];
-        parts[0].values[k] = word.values[0], parts[0].values[k + 1] = word.values[1];
-      } else {
+    for (int k = 0; k < kElements; ++k) {
+      const Value value = staged[line * t.pitch + v * kElements + k];
+      if constexpr (Math::kScaled) {
         T of_value[kParts];
-        convert_to(words[k], of_value);
+        split_half(value, scale, of_value);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_value[part];
+      } else {
+        parts[0].values[k] = Math::prepare(value);
       }
     }
     const int m = first_m + of_tile, block = m / kBlockChannels, row = block_row(m % kBlockChannels);
@@ -210,11 +171,11 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   if (bytes > 0) {
     using Value = typename Math::Value;
     const auto pack = [&]<int kTaps>() {
-      const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels,
-                            PackedWords<Math>::kCount, kTaps);
+      const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value),
+                            kTaps);
       launch_kernel_with_shared("conv: pack", to.device(), pack_box_weights_kernel<Math, kTaps>,
                                 dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)),
-                                kThreads, tile.shared_bytes(), p, strides, tile,
+                                kThreads, tile.shared_bytes(sizeof(Value)), p, strides, tile,
                                 static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
                                 call.largest_weight, packed.data());
     };
