@@ -1,23 +1,32 @@
 // Rows of A times a packed panel: M x V accumulators in registers, one panel row of V vectors and one element
 // of each of the M rows of A at a time.
+//
+// An accumulator waits some clocks for itself. Where tiles have few, as at the borders of small maps, there
+// are some for each result, of every so many rows of the panel.
+constexpr int chains_of(int results) {
+#ifdef TAPEDECK_SMALL
+  return 1;
+#endif
+  return results <= 2 ? 4 : results <= 4 ? 2 : 1;
+}
 
 template <class T, int V, int M>
 void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
-  constexpr int L = kLanes<T>;
+  constexpr int L = kLanes<T>, kChains = chains_of(M * V);
   const T* a = t.a + first * t.a_step;
   T* c = t.c + first * t.c_step;
   const std::int64_t last = t.columns - (V - 1) * L;  // columns of the last vector
 
-  Vector<T> sums[M][V];
+  Vector<T> sums[kChains][M][V] = {};
   if (t.accumulate) {
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-      TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) sums[m][v] = load(c + m * t.c_step + v * L);
-      sums[m][V - 1] = load(c + m * t.c_step + (V - 1) * L, last);
+      TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) sums[0][m][v] = load(c + m * t.c_step + v * L);
+      sums[0][m][V - 1] = load(c + m * t.c_step + (V - 1) * L, last);
     }
   } else {
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
       const Vector<T> start = t.start != nullptr ? load(t.start + v * L) : Vector<T>{};
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m][v] = start;
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[0][m][v] = start;
     }
   }
 
@@ -25,23 +34,33 @@ void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
     const T* row[M];
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) row[m] = a + run->a + m * t.a_step;
     const T* panel = t.panel + run->b;
+    const auto add = [&](Vector<T>(&to)[M][V], std::int64_t k) __attribute__((always_inline)) {
+      Vector<T> b[V];
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
+      panel += V * L;
+      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+        const Vector<T> x = broadcast(row[m][k]);
+        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) to[m][v] += x * b[v];
+      }
+    };
     for (std::int64_t k = 0; k < run->length;) {
       asking.spell();
-      for (const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell; k < stop;
-           ++k, panel += V * L) {
-        Vector<T> b[V];
-        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
-        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-          const Vector<T> x = broadcast(row[m][k]);
-          TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * b[v];
-        }
+      const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell;
+      for (; k + kChains <= stop; k += kChains) {
+        TAPEDECK_UNROLL for (int i = 0; i < kChains; ++i) add(sums[i], k + i);
       }
+      for (; kChains > 1 && k < stop; ++k) add(sums[0], k);
+    }
+  }
+  TAPEDECK_UNROLL for (int i = 1; i < kChains; ++i) {
+    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[0][m][v] += sums[i][m][v];
     }
   }
 
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-    TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) store(c + m * t.c_step + v * L, sums[m][v]);
-    store(c + m * t.c_step + (V - 1) * L, sums[m][V - 1], last);
+    TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) store(c + m * t.c_step + v * L, sums[0][m][v]);
+    store(c + m * t.c_step + (V - 1) * L, sums[0][m][V - 1], last);
   }
 }
 
