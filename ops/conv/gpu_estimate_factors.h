@@ -1,6 +1,6 @@
 // What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
-// H200 (2026-11-22; kernels as at 6c9fadd; those of wgmma on 2026-11-23: weight gradients with steps of a tile in
-// line, others with largest magnitudes of samples).
+// H200 (2026-11-22; kernels as at 6c9fadd; those of wgmma on 2026-11-23, with largest magnitudes of samples,
+// and for weight gradients with steps of a tile at constant distances).
 #pragma once
 
 #include <array>
