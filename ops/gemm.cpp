@@ -1,7 +1,7 @@
 // c = a b + bias: b is packed into panels as wide as a tile of registers, [panel][k][width]; rows of a are
 // read as they are, or from a copy if a is transposed. A thread takes one panel at a time, and a band of rows
 // where panels are few, and goes along k in blocks, so that a block of the panel stays in its cache while the
-// rows pass. Sums along k have one order, that of k.
+// rows pass. Sums along k have one order.
 //
 // A c that is too small to be shared among threads is computed in parts of k, as many as the sizes ask for:
 // a part packs the blocks of b that it multiplies, while they are in the cache, and has sums of its own. The

@@ -337,16 +337,21 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
 
 TEST(ConvBoxPlan, WeightGradients) {
   ConvRandom random(44);
+  int of_rows = 0;
   for (int i = 0; i < 600; ++i) {
     // Small images, wide ones, and several blocks of channels.
     const ConvCase c = i % 3 == 0   ? random.conv_case(6, 2)
-                       : i % 3 == 1 ? random.conv_case(40, 1)
+                       : i % 3 == 1 ? random.conv_case(i % 5 == 0 ? 300 : 40, 1)
                                     : random.conv_case(3, 200);
     if (c.x_count() * c.w_count() > 30000000) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
-    check_weight_grad(c, random, i % 2 == 0 ? 225 * 1024 : 60 * 1024, i % 5 < 2 ? 2 : 1);
+    const int bytes = i % 2 == 0 ? 225 * 1024 : 60 * 1024, parts = i % 5 < 2 ? 2 : 1;
+    check_weight_grad(c, random, bytes, parts);
     if (::testing::Test::HasFailure()) return;
+    const GradTile tile = BoxGradPlan(geometry_of(c), bytes, parts).tile;
+    if (tile.steps > 1 && tile.y_step > 16) ++of_rows;
   }
+  EXPECT_GT(of_rows, 50);
 }
 
 // What the kernel relies on, for plans of all sizes.

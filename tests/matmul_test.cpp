@@ -84,6 +84,8 @@ TEST(Matmul, TheBitsDoNotDependOnTheThreads) {
                                 {45, 2100, 70},
                                 {16, 1100, 17},
                                 {13, 1100, 1030},
+                                {97, 600, 1030},
+                                {97, 601, 16},
                                 {1, 600, 1}}) {
     const Variable a = randn({m, k}), b = randn({k, n});
     set_num_threads(1);

@@ -3,9 +3,9 @@
 //
 //   gw[ci, co, tap] = sum over pixels i of x[i, ci] * plane[i + shift(tap), co]
 // for the taps that read a plane of y. A tile has pixels of x and the box of y that they meet; pixels are
-// multiplied in steps of 16 that follow each other in x, and in y by a constant: rows of 16 columns, or rows
-// of the whole width, whose boxes have the same pitch. Where a step has no pixel, x is zero: y may be
-// anything that is finite there.
+// multiplied in steps of 16 that follow each other in x, and in y at a constant distance: rows of 16 columns,
+// one row of more, or rows of the whole width, whose boxes have the same pitch. Where a step has no pixel, x
+// is zero: y may be anything that is finite there.
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
 // taps of a row, or where no plane has neighbours, of blocks of channels of y. Units share a row's taps

@@ -12,10 +12,9 @@
 // it; a kernel of few blocks then does it all again, or, nearly always, nothing.
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include <tapedeck/ops/conv/operand_copies.h>
-#include <tapedeck/core/side_by_side.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 
@@ -48,7 +47,6 @@ struct Arguments {
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
-  bool is_beside = false;                // the kernel before, if copies are scaled
 };
 
 // What an element becomes: kParts of type To.
@@ -59,11 +57,10 @@ struct Whole {
   using From = Word;
   using To = Word;
   static constexpr int kParts = 1;
-  __device__ static void begin(bool) { await_previous(); }
   __device__ Whole(const unsigned*, Scale) {}
   __device__ static bool has_work() { return true; }
   __device__ void operator()(Word x, Word (&parts)[1]) const { parts[0] = x; }
-  __device__ void finish(bool) const {}
+  __device__ void finish() const {}
 };
 
 template <int kOf>
@@ -71,7 +68,6 @@ struct Halves {
   using From = float;
   using To = float16;
   static constexpr int kParts = kOf;
-  __device__ static void begin(bool is_beside) { begin_beside_previous(is_beside); }
   __device__ Halves(const unsigned* words, Scale s)
       : largest(words),
         scale_is(s),
@@ -86,13 +82,11 @@ struct Halves {
     conv_gemm::split_half(x, scale, parts);
   }
   /// For all threads of a warp, when they have copied their elements.
-  __device__ void finish(bool is_beside) const {
-    if (scale_is == Scale::guessed) {
-      const unsigned of_warp = __reduce_max_sync(~0u, most);
-      if (threadIdx.x % 32 == 0 && conv_gemm::is_beyond(of_warp, bound))
-        atomicMax(const_cast<unsigned*>(largest) + 1, of_warp);
-    }
-    end_beside_previous(is_beside);
+  __device__ void finish() const {
+    if (scale_is != Scale::guessed) return;
+    const unsigned of_warp = __reduce_max_sync(~0u, most);
+    if (threadIdx.x % 32 == 0 && conv_gemm::is_beyond(of_warp, bound))
+      atomicMax(const_cast<unsigned*>(largest) + 1, of_warp);
   }
 
   const unsigned* largest;
@@ -118,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
   constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
                 kTurns = kPixels * kAcross / (kStep * 32), kWords = kRowWords / (kWarps * kAcross),
                 kLanes = 32 / kAcross;
-  Split::begin(a.is_beside);
+  await_previous();
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   Split split(a.largest, a.scale);
   if (!split.has_work()) return;
@@ -215,16 +209,15 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
       }
     }
   }
-  split.finish(a.is_beside);
+  split.finish();
 }
 
 /// A thread has vectors of each part.
 template <class Split>
-__global__ void __launch_bounds__(kThreads)
-    split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest,
-                 Scale scale, bool is_beside) {
+__global__ void __launch_bounds__(kThreads) split_kernel(const float4* from, uint4* to, std::int64_t count,
+                                                         int of_pixel, const unsigned* largest, Scale scale) {
   constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
-  Split::begin(is_beside);
+  await_previous();
   Split split(largest, scale);
   if (!split.has_work()) return;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
@@ -244,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int part = 0; part < kParts; ++part)
       *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
   }
-  split.finish(is_beside);
+  split.finish();
 }
 
 /// launch(scale), and where the scale is a guess, once more.
@@ -280,8 +273,7 @@ bool ChannelsLast::takes_all(const ConvAxis* rows) {
 }
 
 template <class Split>
-void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest,
-                        bool is_beside) {
+void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest) {
   using From = typename Split::From;
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
   const int channels = static_cast<int>(images.size(1)), padded = group_channels * groups;
@@ -302,7 +294,6 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   copy_ = std::shared_ptr<void>(copy, to);
   OperandCopies::keep(images, form, copy_);
   if (images.count() == 0) return;
-  is_new = true;
   const Device device = images.device();
   if constexpr (std::is_same_v<From, float>) {
     if (has_channels_last(images) && padded == channels) {
@@ -311,7 +302,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
         launch_kernel("conv: halves", device, split_kernel<Split>,
                       blocks_of(device, ceil_div(count, kThreads), scale), kThreads,
                       static_cast<const float4*>(images.read()), to, count, padded / kElements, largest.words,
-                      scale, std::exchange(is_beside, false));
+                      scale);
       });
     }
   }
@@ -352,7 +343,6 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
       a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * plane);
       const std::int64_t tiles = tiles_of(a.pixels, few);
       a.tiles = static_cast<int>(grid_size("conv", tiles));
-      a.is_beside = std::exchange(is_beside, false);
       launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, scale), kThreads, a);
     }
   });
@@ -367,22 +357,22 @@ ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* row
     strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
                channels};
   } else if (bytes == 2) {
-    copy<Whole<std::uint16_t>>(images, groups, rows, {}, false);
+    copy<Whole<std::uint16_t>>(images, groups, rows, {});
   } else {
     check(bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
-    copy<Whole<std::uint32_t>>(images, groups, rows, {}, false);
+    copy<Whole<std::uint32_t>>(images, groups, rows, {});
   }
 }
 
 ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts,
-                           const Magnitude& largest, bool is_beside) {
+                           const Magnitude& largest) {
   constexpr int kElements = kVectorBytes / sizeof(float16);
   const int mine = static_cast<int>(images.size(1)) / groups;
   group_channels = (mine + kElements - 1) / kElements * kElements;
   if (parts == 1) {
-    copy<Halves<1>>(images, groups, rows, largest, is_beside);
+    copy<Halves<1>>(images, groups, rows, largest);
   } else {
-    copy<Halves<2>>(images, groups, rows, largest, is_beside);
+    copy<Halves<2>>(images, groups, rows, largest);
   }
 }
 

@@ -19,21 +19,18 @@ class ChannelsLast {
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr);
   /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`
   /// magnitude: a pixel has the first parts of all groups, then the second ones, like so many more groups.
-  /// `is_beside`: the copy may be made beside the kernel that was queued last (core/side_by_side.cuh).
-  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const Magnitude& largest,
-               bool is_beside = false);
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const Magnitude& largest);
 
   /// Whether copies leave no rows out.
   static bool takes_all(const ConvAxis* rows);
 
   const void* data;
   conv_gemm::ImageStrides strides;
-  int group_channels;   // padded
-  bool is_new = false;  // a copy was queued: beside a scaled one the next kernel may run
+  int group_channels;  // padded
 
  private:
   template <class Split>
-  void copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest, bool is_beside);
+  void copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest);
 
   std::shared_ptr<void> copy_;
 };

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include <tapedeck/core/side_by_side.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/wgmma_box.cuh>
@@ -84,11 +84,7 @@ __global__ void __launch_bounds__(kThreads)
               kw = t.by_kernel_w.modulo(first_tap + thread, kh);
     weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
-  if constexpr (Math::kScaled) {
-    await_previous_beside_next();
-  } else {
-    await_previous();
-  }
+  await_previous();
   // A line has the taps of a pair of channels (positions_fit() keeps weights within 31 bits). Rows of a block
   // repeat its channels where these are few.
   const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kTaps,
@@ -153,14 +149,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// map_images(is_beside) makes the maps of what is read, of copies if need be. Scaled ones are made beside
-/// the packed weights (a VAE's layer of 64 to 64 channels in float32: 16 us instead of 19); others begin
-/// sooner before them.
-template <class K, class F>
+template <class K>
 void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides& strides, const Tensor& w,
-                const Tensor& to, const F& map_images) {
+                const Tensor& to) {
   using Math = typename K::Math;
-  if (!Math::kScaled) map_images(false);
   const BoxPlan& p = call.plan;
   call.blocks = choice.blocks;
   call.copies = channel_copies(p.to_channels);
@@ -182,7 +174,6 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
     const bool quads = strides.kernel_h * strides.kernel_w % 4 == 0 && is_aligned(w.read(), sizeof(Value));
     quads ? pack.template operator()<4>() : pack.template operator()<1>();
   }
-  if (Math::kScaled) map_images(bytes > 0);
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
   call.by_tiles = Divider(call.tiles);
@@ -228,19 +219,13 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     largest.emplace(from, ChannelsLast::takes_all(rows) ? copies : reads, w, reads);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
-  std::optional<ChannelsLast> images;
-  const auto map_images = [&](bool is_beside) {
-    if constexpr (Math::kScaled) {
-      images.emplace(from, plan.groups, rows, kParts, largest->a(), is_beside);
-    } else {
-      images.emplace(from, plan.groups, rows);
-    }
-    for (int i = 0; i < plan.h.planes; ++i)
-      for (int j = 0; j < plan.w.planes; ++j)
-        call.maps[i * plan.w.planes + j] =
-            image_map(*images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups,
-                      plan.plane_h(i), plan.plane_w(j), call.tile);
-  };
+  const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, largest->a())
+                                            : ChannelsLast(from, plan.groups, rows);
+  for (int i = 0; i < plan.h.planes; ++i)
+    for (int j = 0; j < plan.w.planes; ++j)
+      call.maps[i * plan.w.planes + j] =
+          image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
+                    plan.plane_w(j), call.tile);
   const int halves = choice.blocks == 1 ? 2 : 1;
   call.results = choice.results, call.half = choice.half, call.staged_bytes = choice.staged_bytes;
   if (choice.results == BoxResults::boxes) {
@@ -269,7 +254,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const auto launch = [&]<int kJoined, int kPlaces>() {
     if constexpr (kPlaces <= most_places(kParts, kJoined))
       if (choice.places == kPlaces)
-        launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, strides, w, to, map_images);
+        launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, strides, w, to);
   };
   const auto launch_any = [&]<int kJoined, int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (launch.template operator()<kJoined, kPlaces>(), ...);

@@ -357,13 +357,12 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
     largest.emplace(x, copies, y, ChannelsLast::takes_all(&g.h) ? copies : reads);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
-  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude,
-                             bool is_beside) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude, is_beside)
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude)
                          : ChannelsLast(images, planes.groups, rows);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}, false),
-                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{}, x_images.is_new);
+  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}),
+                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{});
   const int groups = kParts * planes.groups;
   call.x_map =
       image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);

@@ -1,23 +1,24 @@
 // Rows of A times a packed panel: M x V accumulators in registers, one panel row of V vectors and one element
 // of each of the M rows of A at a time.
 //
-// An accumulator waits some clocks for itself. Where tiles have few, as at the borders of small maps, there
-// are some for each result, of every so many rows of the panel.
-constexpr int chains_of(int results) {
+// Additions to one accumulator wait for each other, and tiles of one vector and few rows, as at the borders of
+// small maps, have few. So rows of such a panel are added in turn to two sets of accumulators, where registers
+// suffice: for every M, as the order of a sum must not depend on how rows are split among threads.
+template <int V>
 #ifdef TAPEDECK_SMALL
-  return 1;
+constexpr int kSumSets = 1;
+#else
+constexpr int kSumSets = V == 1 && TAPEDECK_MICRO_REGISTERS == 32 ? 2 : 1;
 #endif
-  return results <= 2 ? 4 : results <= 4 ? 2 : 1;
-}
 
 template <class T, int V, int M>
 void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
-  constexpr int L = kLanes<T>, kChains = chains_of(M * V);
+  constexpr int L = kLanes<T>, kSets = kSumSets<V>;
   const T* a = t.a + first * t.a_step;
   T* c = t.c + first * t.c_step;
   const std::int64_t last = t.columns - (V - 1) * L;  // columns of the last vector
 
-  Vector<T> sums[kChains][M][V] = {};
+  Vector<T> sums[kSets][M][V] = {};
   if (t.accumulate) {
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
       TAPEDECK_UNROLL for (int v = 0; v < V - 1; ++v) sums[0][m][v] = load(c + m * t.c_step + v * L);
@@ -46,13 +47,13 @@ void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
     for (std::int64_t k = 0; k < run->length;) {
       asking.spell();
       const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell;
-      for (; k + kChains <= stop; k += kChains) {
-        TAPEDECK_UNROLL for (int i = 0; i < kChains; ++i) add(sums[i], k + i);
+      for (; k + kSets <= stop; k += kSets) {
+        TAPEDECK_UNROLL for (int i = 0; i < kSets; ++i) add(sums[i], k + i);
       }
-      for (; kChains > 1 && k < stop; ++k) add(sums[0], k);
+      for (; kSets > 1 && k < stop; ++k) add(sums[0], k);
     }
   }
-  TAPEDECK_UNROLL for (int i = 1; i < kChains; ++i) {
+  TAPEDECK_UNROLL for (int i = 1; i < kSets; ++i) {
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
       TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[0][m][v] += sums[i][m][v];
     }
