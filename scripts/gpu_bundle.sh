@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs a build's tests, benchmarks and examples that use a GPU, for `gpu_test.sh --binaries` and `gpu_bench.sh
-# --binaries` on another machine: a GPU's time is not spent on compiling, and the programs share one library.
+# Packs a build's tests, benchmarks and examples for `gpu_test.sh --binaries` and `gpu_bench.sh --binaries` on
+# another machine: a GPU's time is not spent on compiling, and the programs share one library.
 #   scripts/gpu_bundle.sh BUILD ARCHIVE.tar.xz
 # BUILD is a folder of a build by Ninja with -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DTAPEDECK_BENCH=ON.
 set -euo pipefail
@@ -18,8 +18,7 @@ g++ -shared -Wl,-soname,libtapedeck.so -o "$bundle/libtapedeck.so" \
   -lcudart -lcublasLt -ljpeg -lpng -lz -lpthread -ldl -lrt
 
 cd "$build"
-for program in tests/{cuda_*,train_decoder_cuda,captured_step,parity,parity_traces,device_loader,large_tensor,conv_error,examples}_test \
-  bench/{cuda_conv,train}_bench examples/*; do
+for program in tests/*_test bench/*_bench examples/*; do
   if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
   edits=(-e "s| -o $program | -o $bundle/${program##*/} '$here' |")
   # A shared library hides a profiler's hook from its test.
@@ -28,9 +27,7 @@ for program in tests/{cuda_*,train_decoder_cuda,captured_step,parity,parity_trac
   eval "$(ninja -t commands "$program" | tail -1 | sed "${edits[@]}")"
 done
 # Libraries that distributions name differently, and CUDA's own.
-ldd "$bundle"/* 2>/dev/null | awk '/=> \// {print $3}' | sort -u | { grep -E 'lib(jpeg|png|z|cudart)' || true; } |
-  xargs -I{} cp -L {} "$bundle/"
-cp -L "$cuda"/libcudart.so.?? "$bundle/"
+ldd "$bundle/libtapedeck.so" | awk '/lib(jpeg|png|z)[0-9]*[.].*=> / {print $3}' | xargs cp -L -t "$bundle" "$cuda"/libcudart.so.??
 strip "$bundle"/*
 XZ_OPT=-T0 tar cJf "$archive" -C "$bundle" .
 ls -lh "$archive"

@@ -153,7 +153,7 @@ struct BoxGradKernel {
   /// The sums of a unit of kUnit atoms.
   ///
   /// A warp has little time for a step: four warpgroups' products of two atoms take 64 clocks each. With a
-  /// wait and descriptors for each, 49 instructions, tensor cores were busy for 67% of the time (big,
+  /// wait and descriptors for each, 52 instructions, tensor cores were busy for 67% of the time (big,
   /// bfloat16); so steps are at constant distances, and four are a group: 89%.
   template <int kUnit>
   __device__ static void multiply_tiles(const BoxGradArguments& call, const Work& work, int x_block,
