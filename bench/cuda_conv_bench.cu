@@ -7,11 +7,11 @@
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --sets takes
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
-// _cl is nhwc; fp32 is float32 at Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels.
-// The time is a median over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that
-// reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the
-// share of its limit that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and
-// writing, in this run.
+// _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
+// TAPEDECK_CONV_ALGORITHM chooses kernels. The time is a median over replays; a graph holds enough calls for
+// a millisecond. GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise,
+// are what explain() says of it, and the share of its limit that was reached. The first line tells the
+// bandwidth of a copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
@@ -93,14 +93,14 @@ TensorOptions options_of(const std::string& mode) {
 void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
   const TensorOptions options = options_of(mode);
   const DType dtype = options.dtype;
-  const Variable x = randn(c.x(), options), w = randn(c.weight(), {dtype, kCuda});
+  const Variable x = randn(c.x(), options), w = randn(c.weight(), options);
   const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(g.y_shape(), options);
   const Conv2dOptions plain{c.options.stride, c.options.padding, c.options.dilation, c.options.groups};
   const double fwd = milliseconds(effort, [&] { (void)conv_transpose2d(x, w, {}, c.options); });
   const double dx = milliseconds(effort, [&] { (void)conv2d(gy, w, {}, plain); });
-  const double dw =
-      milliseconds(effort, [&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options); });
+  const double dw = milliseconds(
+      effort, [&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options, options.layout); });
   const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());

@@ -178,6 +178,11 @@ Tensor Tensor::to(DType dtype) const {
 
 Tensor Tensor::to(Layout layout) const {
   if (layout == layout_) return *this;
+  if (rank() == 4 && (size(1) == 1 || size(2) * size(3) == 1)) {  // the same order of elements
+    Tensor view = *this;
+    view.layout_ = layout;
+    return view;
+  }
   Tensor copy = empty(shape_, {dtype_, device(), layout});
   copy.copy_(*this);
   return copy;

@@ -149,6 +149,10 @@ void Module::to(DType dtype) const {
   convert([&](const Tensor& tensor) { return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor; });
 }
 
+void Module::to(Layout layout) const {
+  convert([&](const Tensor& tensor) { return tensor.rank() == 4 ? tensor.to(layout) : tensor; });
+}
+
 void Module::register_forward_pre_hook(ForwardPreHook hook) {
   state_->pre_hooks.push_back(std::move(hook));
 }

@@ -87,6 +87,9 @@ class Module {
   void to(Device device) const;
   /// Converts all floating parameters, gradients and buffers. Throws Error for an integer type.
   void to(DType dtype) const;
+  /// Converts all parameters, gradients and buffers of rank 4: weights of convolutions, which with the
+  /// channels last need fewer copies beside images with the channels last.
+  void to(Layout layout) const;
 
   /// Hooks run in the order in which they were added, around forward(). One that adds or clears hooks changes
   /// the next call.

@@ -26,13 +26,13 @@ struct Conv2d final : Op {
     if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout, algorithm] = call_;
+    const auto& [g, layout, weight_layout, algorithm] = call_;
     const ConvAlgorithmScope scope(algorithm);
     const Tensor& y = in[0];
     Tensor x = Tensor::empty(g.x_shape(), {y.dtype(), y.device(), g.batched ? layout : Layout::nchw});
     if (x.count() > 0) {
       TAPEDECK_KERNEL(x.device(), conv2d)
-      (g, images(y, layout), in[1].to(Layout::nchw), in[2], images(x, layout), negative_slope_);
+      (g, images(y, layout), in[1], in[2], images(x, layout), negative_slope_);
     }
     return {x};
   }
@@ -63,7 +63,8 @@ Variable conv2d(const Variable& input, const Variable& weight, const Variable& b
                 const Conv2dOptions& options, double negative_slope) {
   const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
   const auto geometry = conv2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
-  return call<Conv2d>({x, w, b}, ConvCall{geometry, x.tensor().layout()}, negative_slope);
+  return call<Conv2d>({x, w, b}, ConvCall{geometry, x.tensor().layout(), w.tensor().layout()},
+                      negative_slope);
 }
 
 }  // namespace tapedeck

@@ -17,8 +17,7 @@ Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias 
 
 namespace cpu {
 /// x = bias + y (convolved with) w, rectified, in the names of the geometry: y is what is read, x what is
-/// written, of exactly the geometry's sizes. Layouts of x and y are free; w and bias are row-major; bias may
-/// be undefined.
+/// written, of exactly the geometry's sizes. Layouts are free; bias may be undefined.
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
             const Tensor& x, double negative_slope = 1);
 }  // namespace cpu

@@ -23,13 +23,13 @@ struct ConvTranspose2d final : Op {
     if (negative_slope_ != 1) c.save_output(0);
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout, algorithm] = call_;
+    const auto& [g, layout, weight_layout, algorithm] = call_;
     const ConvAlgorithmScope scope(algorithm);
     const Tensor& x = in[0];
     Tensor y = Tensor::empty(g.y_shape(), {x.dtype(), x.device(), g.batched ? layout : Layout::nchw});
     if (y.count() > 0) {
       TAPEDECK_KERNEL(y.device(), conv_transpose2d)
-      (g, images(x, layout), in[1].to(Layout::nchw), in[2], images(y, layout), negative_slope_);
+      (g, images(x, layout), in[1], in[2], images(y, layout), negative_slope_);
     }
     return {y};
   }
@@ -53,9 +53,9 @@ struct ConvTranspose2dWeightGrad final : Op {
   Tensors forward(OpContext& c, const Tensors& in) override {
     if (c.needs_grad(1)) c.save_input(0);
     if (c.needs_grad(0)) c.save_input(1);
-    const auto& [g, layout, algorithm] = call_;
+    const auto& [g, layout, weight_layout, algorithm] = call_;
     const ConvAlgorithmScope scope(algorithm);
-    const TensorOptions options{in[0].dtype(), in[0].device()};
+    const TensorOptions options{in[0].dtype(), in[0].device(), weight_layout};
     if (g.n == 0) return {Tensor::zeros(g.weight_shape(), options)};
     Tensor w = Tensor::empty(g.weight_shape(), options);
     TAPEDECK_KERNEL(w.device(), conv_transpose2d_weight_grad)
@@ -90,15 +90,16 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
                           const ConvTranspose2dOptions& options, double negative_slope) {
   const Variable x = detail::lowered(input), w = detail::lowered(weight), b = detail::lowered(bias);
   const auto geometry = conv_transpose2d_geometry(tensor_of(x), tensor_of(w), tensor_of(b), options);
-  return call<ConvTranspose2d>({x, w, b}, ConvCall{geometry, x.tensor().layout()}, negative_slope);
+  return call<ConvTranspose2d>({x, w, b}, ConvCall{geometry, x.tensor().layout(), w.tensor().layout()},
+                               negative_slope);
 }
 
 Variable conv_transpose2d_weight_grad(const Variable& input, const Variable& gradient, Size2 kernel_size,
-                                      const ConvTranspose2dOptions& options) {
+                                      const ConvTranspose2dOptions& options, Layout layout) {
   const Variable x = detail::lowered(input), gy = detail::lowered(gradient);
   const auto geometry =
       conv_transpose2d_weight_grad_geometry(tensor_of(x), tensor_of(gy), kernel_size, options);
-  return detail::correlation({geometry, x.tensor().layout()}, x, gy);
+  return detail::correlation({geometry, x.tensor().layout(), layout}, x, gy);
 }
 
 }  // namespace tapedeck

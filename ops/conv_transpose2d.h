@@ -14,21 +14,21 @@ namespace tapedeck {
 /// the group and all ih, iw, kh, kw with oh + padding = ih*stride + kh*dilation (and likewise for w).
 /// x [n,ci,h,w] or [ci,h,w], weight [ci,co/groups,kh,kw], bias [co] or undefined. Per axis the result has
 /// (in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1 positions, or what output_size
-/// asks for. It has x's layout. Throws Error before anything is computed when an argument is not legal.
-/// As PyTorch's conv_transpose2d. Negative results are multiplied by `negative_slope`, 0 or more: as
-/// leaky_relu() behind it would, or relu() where it is 0, in less time.
+/// asks for. It has x's layout; the weight's gradient has the weight's. Throws Error before anything is
+/// computed when an argument is not legal. As PyTorch's conv_transpose2d. Negative results are multiplied by
+/// `negative_slope`, 0 or more: as leaky_relu() behind it would, or relu() where it is 0, in less time.
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
 
 /// The gradient of conv_transpose2d for its weight, [ci,co/groups,kh,kw]: the sum of
 /// x[n,ci,ih,iw] * gy[n,co,oh,ow] over n and all positions that the tap connects. gy has the shape of
-/// conv_transpose2d's result with the same options.
+/// conv_transpose2d's result with the same options. The result has `layout`.
 Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Size2 kernel_size,
-                                      const ConvTranspose2dOptions& options = {});
+                                      const ConvTranspose2dOptions& options = {},
+                                      Layout layout = Layout::nchw);
 
 namespace cpu {
-/// y = bias + x (transposed-convolved with) w, rectified. Layouts of x and y are free; w and bias are
-/// row-major; bias may be undefined.
+/// y = bias + x (transposed-convolved with) w, rectified. Layouts are free; bias may be undefined.
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
                       const Tensor& y, double negative_slope = 1);
 /// w = the sum over images and positions of x times y.

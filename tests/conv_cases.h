@@ -62,14 +62,15 @@ struct Results {
 };
 
 /// conv_transpose2d of random values of `dtype`, and its gradients, computed on `device`; in float64 if
-/// `widened`.
-inline Results run(const LayerCase& c, Layout layout, DType dtype, Device device = {}, bool widened = false) {
+/// `widened`. The weight and its gradient have a layout of their own.
+inline Results run(const LayerCase& c, Layout layout, DType dtype, Device device = {}, bool widened = false,
+                   Layout of_weight = Layout::nchw) {
   manual_seed(21);
   const auto make = [&](const Shape& shape, Layout to) {
     const Tensor values = randn(shape, {.dtype = DType::float64}).to(dtype);
     return Variable::parameter((widened ? values.to(DType::float64) : values).to(to).to(device));
   };
-  const Variable x = make(c.x, layout), w = make(c.w, Layout::nchw),
+  const Variable x = make(c.x, layout), w = make(c.w, of_weight),
                  b = make({c.w[1] * c.options.groups}, Layout::nchw);
   Tape tape;
   const Variable y = conv_transpose2d(x, w, b, c.options);

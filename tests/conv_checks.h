@@ -39,8 +39,10 @@ struct Operands {
         y(random.integers(c.y_count())),
         x_tensor(Variable::parameter(images(c, x, c.ci, c.in[0], c.in[1], to))),
         y_tensor(Variable::parameter(images(c, y, c.co, c.out(0), c.out(1), to))),
-        w_tensor(Variable::parameter(
-            Tensor::from(w, {c.ci, c.co / c.groups, c.kernel[0], c.kernel[1]}).to(to.dtype).to(to.device))) {}
+        w_tensor(Variable::parameter(Tensor::from(w, {c.ci, c.co / c.groups, c.kernel[0], c.kernel[1]})
+                                         .to(to.dtype)
+                                         .to(c.weight_nhwc ? Layout::nhwc : Layout::nchw)
+                                         .to(to.device))) {}
   Values x, w, y;
   Variable x_tensor, y_tensor, w_tensor;
 };

@@ -17,7 +17,7 @@ struct ConvCase {
   std::int64_t n = 1, ci = 1, co = 1, groups = 1;
   std::int64_t in[2] = {1, 1}, kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0};
   std::int64_t output_padding[2] = {0, 0}, dilation[2] = {1, 1};
-  bool bias = false, nhwc = false, batched = true;
+  bool bias = false, nhwc = false, batched = true, weight_nhwc = false;
 
   std::int64_t out(int axis) const {
     return (in[axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (kernel[axis] - 1) +
@@ -35,7 +35,8 @@ struct ConvCase {
     };
     pair("in", in), pair("kernel", kernel), pair("stride", stride), pair("padding", padding);
     pair("output_padding", output_padding), pair("dilation", dilation);
-    s << (bias ? " bias" : "") << (nhwc ? " nhwc" : "") << (batched ? "" : " unbatched");
+    s << (bias ? " bias" : "") << (nhwc ? " nhwc" : "") << (batched ? "" : " unbatched")
+      << (weight_nhwc ? " weight nhwc" : "");
     return s.str();
   }
 };
@@ -133,6 +134,7 @@ class ConvRandom {
       c.co = c.groups * unit * (depthwise ? in(1, 2) : in(1, channels));
       c.bias = chance(50);
       c.nhwc = c.batched && chance(50);
+      c.weight_nhwc = chance(c.nhwc ? 50 : 15);
       const bool pointwise = chance(8);
       for (int a = 0; a < 2; ++a) {
         c.in[a] = chance(15) ? 1 : in(1, size);

@@ -99,7 +99,7 @@ TEST(ConvGradients, GradientsHaveTheLayoutOfWhatTheyAreTheGradientOf) {
     const Variable gy = randn(y.shape(), {.dtype = DType::float64});  // nchw
     const Variables g = tape.gradient(y, {x, w}, {.gradient = gy});
     EXPECT_EQ(g[0].tensor().layout(), Layout::nhwc);
-    EXPECT_EQ(g[1].tensor().layout(), Layout::nchw);  // weights are row-major
+    EXPECT_EQ(g[1].tensor().layout(), Layout::nhwc);
     Tape again;
     const Variable row_major =
         conv_transpose2d(x.tensor().to(Layout::nchw), w.tensor().to(Layout::nchw), {}, {.stride = 2});

@@ -29,7 +29,8 @@ TEST_F(CudaConvBoxes, RectifyWhatTheyWrite) {
             set_conv_algorithm(algorithm);
             set_float32_precision(precision);
             const auto tensor = [&](const Shape& shape) { return randn(shape).to(kCuda).to(dtype); };
-            const Tensor x = tensor(layer.x).to(layout), w = tensor(layer.w), b = tensor({layer.w[1]});
+            const Tensor x = tensor(layer.x).to(layout), w = tensor(layer.w).to(layout),
+                         b = tensor({layer.w[1]});
             const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
             const Tensor y = conv_transpose2d(x, w, b, options).tensor();
             for (double slope : {0.0, 0.25}) {
@@ -102,8 +103,11 @@ TEST_F(CudaConvBoxes, AllWidths) {
         const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
         const Tensor x = randn({5, 64, size, size + 1}).to(layout), w = randn({64, 72, kernel, kernel});
         for (const OverBoxes& way : kOverBoxes) {
-          SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", way));
-          if (share.takes_next()) expect_as_tensor(way, x.to(kCuda), w.to(kCuda), {}, options);
+          for (Layout of_weight : {Layout::nchw, Layout::nhwc}) {
+            SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", way, " weight ", of_weight));
+            if (share.takes_next())
+              expect_as_tensor(way, x.to(kCuda), w.to(of_weight).to(kCuda), {}, options);
+          }
         }
       }
     }

@@ -121,6 +121,7 @@ TEST_F(CudaConv, PlainOfEights) {
 // float32 sums one term after another are off by some 2e-8 times the square root of their number.
 TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
   Share share;
+  int number = 0;
   for (const LayerCase& c : kLayerCases) {
     for (DType dtype : kTypes) {
       const Results exact = run(c, Layout::nchw, dtype, Device{}, true);
@@ -133,7 +134,9 @@ TEST_F(CudaConv, RealNumbersAgreeWithTheCpu) {
                                        ? (float32_precision() == Precision::high ? 6e-4 : 2e-6)
                                    : dtype == DType::bfloat16 ? 3e-3
                                                               : 4e-4;
-          const Results got = run(c, layout, dtype, kCuda);
+          const Layout of_weight = number++ % 2 == 0 ? layout : Layout::nchw;
+          const Results got = run(c, layout, dtype, kCuda, false, of_weight);
+          EXPECT_EQ(to_string(got.gw.layout()), to_string(of_weight));
           expect_near("y", got.y, exact.y, tolerance);
           expect_near("gx", got.gx, exact.gx, tolerance);
           expect_near("gw", got.gw, exact.gw, tolerance);
@@ -165,6 +168,8 @@ TEST_F(CudaConv, OnePixelToAMap) {
       {{.n = 5, .ci = 8, .co = 6, .in = {1, 2}, .kernel = {3, 3}}, false},
       {{.n = 5, .ci = 8, .co = 6, .kernel = {3, 3}, .nhwc = true}, true},
       {{.n = 40, .ci = 65, .co = 32, .kernel = {4, 4}, .nhwc = true}, true},
+      {{.n = 40, .ci = 65, .co = 32, .kernel = {4, 4}, .nhwc = true, .weight_nhwc = true}, true},
+      {{.n = 128, .ci = 100, .co = 24, .kernel = {4, 4}, .weight_nhwc = true}, true},
   };
   Share share;
   ConvRandom random(29);

@@ -87,7 +87,8 @@ TEST_F(CudaConvThin, PartsOfManyBands) {
           .kernel = {4, 4},
           .stride = {2, 2},
           .padding = {1, 1},
-          .nhwc = nhwc},
+          .nhwc = nhwc,
+          .weight_nhwc = true},
           ConvCase{.n = 2, .ci = 16, .co = 2, .in = {6, 8}, .kernel = {2, 3}, .stride = {8, 7}, .nhwc = nhwc},
           ConvCase{
               .n = 3, .ci = 16, .co = 2, .in = {12, 16}, .kernel = {2, 2}, .padding = {4, 3}, .nhwc = nhwc},

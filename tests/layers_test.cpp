@@ -1,11 +1,14 @@
 // Layers: the shapes and names of their state, and what they compute against definition loops.
+#include <tapedeck/nn/activation.h>
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/linear.h>
+#include <tapedeck/nn/optim/adam.h>
 #include <tapedeck/nn/warning.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tapedeck/autograd/tape.h>
+#include <tapedeck/ops/elementwise.h>
 #include <tapedeck/ops/reduce.h>
 
 #include "errors.h"
@@ -232,6 +235,33 @@ TEST(Layers, TheSameSeedGivesTheSameWeights) {
   EXPECT_EQ(first.weight.tensor().to_vector<float>(), second.weight.tensor().to_vector<float>());
   EXPECT_EQ(first.bias.tensor().to_vector<float>(), second.bias.tensor().to_vector<float>());
   EXPECT_NE(first.weight.tensor().to_vector<float>(), other.weight.tensor().to_vector<float>());
+}
+
+// In float64, which hides no mistakes.
+TEST(Layers, TrainAlikeWithChannelsLast) {
+  const auto trained = [](Layout layout) {
+    manual_seed(3);
+    Sequential net(ConvTranspose2d({.in_channels = 5, .out_channels = 4, .kernel_size = 3, .stride = 2}),
+                   LeakyReLU(), Conv2d({.in_channels = 4, .out_channels = 6, .kernel_size = {2, 3}}));
+    net.to(DType::float64);
+    net.to(layout);
+    optim::Adam adam(net.parameters(), {.lr = 0.01});
+    const Tensor x = randn({2, 5, 6, 7}, {.dtype = DType::float64}).to(layout);
+    for (int step = 0; step < 3; ++step) {
+      Tape tape;
+      tape.backward(sum(square(net(x))));
+      const Variable weight = net.parameters()[0];
+      EXPECT_EQ(to_string(weight.tensor().layout()), to_string(layout));
+      EXPECT_EQ(to_string(weight.grad().tensor().layout()), to_string(layout));
+      adam.step();
+      net.zero_grad();
+    }
+    return net.state_dict();
+  };
+  const StateDict rows = trained(Layout::nchw), last = trained(Layout::nhwc);
+  ASSERT_EQ(rows.size(), last.size());
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    expect_close(rows[i].second, last[i].second.to_vector<double>(), 1e-10);
 }
 
 TEST(Layers, DescribeThemselves) {

@@ -44,6 +44,22 @@ inline constexpr double kGapClocks = 0.35;
 /// or whole boxes.
 enum class BoxResults { channels, rows, pairs, boxes };
 
+/// How weights come to shared memory: packed; or, where they have their channels last, as they lie, rows of
+/// `to` with the channels of `from`, or rows of `from` with the channels of `to`.
+enum class BoxWeights { packed, rows_of_to, rows_of_from };
+
+/// How weights are read that have their channels last: if vectors of them begin at whole vectors, blocks have
+/// no copies, and results their channels last, too. Products of 16 bits can be of transposed rows.
+inline BoxWeights box_weights(const BoxPlan& p, bool transposed, BoxResults results, std::uintptr_t address) {
+  const int neighbours = transposed ? p.to_channels : p.from_channels;
+  if (results != BoxResults::channels || p.joined != 1 || channel_copies(p.to_channels) != 1 ||
+      neighbours % p.elements != 0 || address % kVectorBytes != 0)
+    return BoxWeights::packed;
+  if (!transposed) return BoxWeights::rows_of_to;
+  return p.elements == 8 ? BoxWeights::rows_of_from : BoxWeights::packed;
+}
+inline constexpr int kWeightRows = kBlockChannels / 2;  // of a block, that are brought at once as they lie
+
 /// How a plan is computed. `places`: of each phase in a tile.
 struct BoxChoice {
   int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, lead = 0, splits = 1;

@@ -284,6 +284,11 @@ struct BoxPlan {
     if (a.read < 0 || b.read < 0) return -1;
     return weight_of_taps(a.read, b.read, v / kVectors) + a.tap * w.of[b.read].taps + b.tap;
   }
+  /// The kernel's tap, by rows of kernel_w, that is tap (y, x) of taps (i, j).
+  TAPEDECK_HD int tap_of(int i, int j, int y, int x, int kernel_w) const {
+    const BoxTaps &a = h.of[i], &b = w.of[j];
+    return (a.tap + y * a.tap_step) * kernel_w + b.tap + x * b.tap_step;
+  }
   PlaneAxis plane_h(int i) const { return {from_h, h.step, remainder_of(h, i)}; }
   PlaneAxis plane_w(int j) const { return {from_w, w.step, remainder_of(w, j)}; }
   /// Steps of 32 bytes that have channels, of a chunk.
@@ -316,8 +321,8 @@ struct BoxPlan {
   }
 };
 
-/// Row of a block of kBlockChannels in shared memory that has channel m. Of each 16 the even channels come
-/// first: so a thread of a warpgroup has two neighbouring channels.
+/// Row of a block of kBlockChannels in shared memory that has channel m, where channels are not in order: of
+/// each 16 the even ones come first, so a thread of a warpgroup has two neighbouring channels.
 TAPEDECK_HD inline int block_row(int m) {
   return m / 16 * 16 + m % 2 * 8 + m % 16 / 2;
 }

@@ -203,7 +203,7 @@ void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, con
 
 void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from,
               const Tensor& w, const Tensor& bias, const Tensor& to, double slope) {
-  in_computing_type(from, w, bias, to,
+  in_computing_type(from, w.to(Layout::nchw), bias, to,
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out, slope);
                       if (path == ConvPath::planes)
@@ -227,7 +227,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
                       const Tensor& y, double negative_slope) {
   const ConvPath path = choose(g, Direction::transposed, y.dtype(), y.layout());
   if (path == ConvPath::reference) {
-    reference::conv_transpose2d(g, x, w, bias, y);
+    reference::conv_transpose2d(g, x, w.to(Layout::nchw), bias, y);
     if (negative_slope != 1) rectify(y, negative_slope);
     return;
   }
@@ -238,7 +238,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
             const Tensor& x, double negative_slope) {
   const ConvPath path = choose(g, Direction::plain, x.dtype(), y.layout());
   if (path == ConvPath::reference) {
-    reference::conv2d(g, y, w, bias, x);
+    reference::conv2d(g, y, w.to(Layout::nchw), bias, x);
     if (negative_slope != 1) rectify(x, negative_slope);
     return;
   }
@@ -247,6 +247,11 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w) {
+  if (w.layout() != Layout::nchw) {
+    const Tensor row_major = Tensor::empty(w.shape(), {w.dtype(), w.device()});
+    conv_transpose2d_weight_grad(g, x, y, row_major);
+    return w.copy_(row_major);
+  }
   const ConvPath path = choose_weight_grad(g, w.dtype(), y.layout());
   if (path == ConvPath::reference) return reference::weight_grad(g, x, y, w);
   in_computing_type(x, y, {}, w,

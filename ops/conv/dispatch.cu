@@ -216,6 +216,30 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   f.template operator()<Tf32x3>();
 }
 
+/// The weight as an algorithm reads it for images of a layout: some want it row-major.
+Tensor weight_for(ConvAlgorithm a, const Tensor& w, Layout images) {
+  switch (a) {
+    case ConvAlgorithm::strip:
+      return images == Layout::nhwc ? w : w.to(Layout::nchw);
+    case ConvAlgorithm::matrix:
+    case ConvAlgorithm::thin:
+    case ConvAlgorithm::simt:
+    case ConvAlgorithm::tensor:
+    case ConvAlgorithm::wgmma:
+      return w;
+    default:
+      return w.to(Layout::nchw);
+  }
+}
+/// Where an algorithm writes the weight's gradient: some want it row-major.
+Tensor result_for(ConvAlgorithm a, const Tensor& w) {
+  const bool either = a == ConvAlgorithm::matrix || a == ConvAlgorithm::strip || a == ConvAlgorithm::thin ||
+                      a == ConvAlgorithm::wgmma;
+  if (either || w.layout() == Layout::nchw) return w;
+  const bool same_order = w.size(1) == 1 || w.size(2) * w.size(3) == 1;
+  return same_order ? w.to(Layout::nchw) : Tensor::empty(w.shape(), {w.dtype(), w.device()});
+}
+
 /// Variants in words and what they take, for tensors that start where tensors of their own do.
 struct Variants {
   const ConvTranspose2dGeometry& g;
@@ -304,10 +328,11 @@ struct Variants {
 
 }  // namespace
 
-void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y, double negative_slope) {
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& weight,
+                      const Tensor& bias, const Tensor& y, double negative_slope) {
   const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::forward, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
+  const Tensor w = weight_for(algorithm, weight, x.layout());
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
@@ -344,10 +369,11 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   if (!rectified) rectify(y, negative_slope);
 }
 
-void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& weight, const Tensor& bias,
             const Tensor& x, double negative_slope) {
   const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::input_gradient, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
+  const Tensor w = weight_for(algorithm, weight, y.layout());
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);
@@ -382,9 +408,10 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
 }
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                  const Tensor& w) {
+                                  const Tensor& result) {
   const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::weight_gradient, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, x, y).algorithm;
+  const Tensor w = result_for(algorithm, result);
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
@@ -400,6 +427,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
     }
     conv_gemm::weight_grad<Math>(g, x, y, w);
   });
+  if (w.read() != result.read()) result.copy_(w);
 }
 
 std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,

@@ -3,7 +3,8 @@
 // Given a geometry g and a layout, let x, w and y be tensors of g's three shapes. Then
 //   transposed(x, w) -> y,   plain(y, w) -> x,   correlation(x, y) -> w
 // are bilinear with <y', transposed(x, w)> = <plain(y', w), x> = <correlation(x, y'), w>, so each gradient
-// is another of the three with the same geometry. x and y are computed and returned in the layout.
+// is another of the three with the same geometry. x and y are computed and returned in the layout, gradients
+// of w in the weight's.
 #pragma once
 
 #include <tapedeck/core/op.h>
@@ -14,7 +15,7 @@ namespace tapedeck::detail {
 
 struct ConvCall {
   ConvTranspose2dGeometry geometry;
-  Layout layout = Layout::nchw;
+  Layout layout = Layout::nchw, weight_layout = Layout::nchw;
   std::optional<ConvAlgorithm> algorithm = ConvAlgorithmScope::current();  // of the map's gradients, too
 };
 

@@ -246,6 +246,7 @@ void map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, 
   Plan& p = call.plan;
   p.from = ImageStrides(from.strides());
   p.to = ImageStrides(to.strides());
+  p.weight_is_last = w.layout() == Layout::nhwc;
   call.from = from.raw();
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.to = to.raw();

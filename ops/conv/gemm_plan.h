@@ -208,19 +208,22 @@ struct Plan {
     if (at.chunk < 0) return -1;
     return (static_cast<std::int64_t>(at.chunk) * padded_n + m) * kVectors + at.vector;
   }
-  /// The element of the row-major weight of channel c of `from`, m of `to` of a group.
+  /// The element of the weight of channel c of `from`, m of `to` of a group.
   TAPEDECK_HD std::int64_t weight_index(int group, int c, int m, int kh, int kw) const {
-    const std::int64_t channels =
-        is_transposed ? (static_cast<std::int64_t>(group) * from_channels + c) * to_channels + m
-                      : (static_cast<std::int64_t>(group) * to_channels + m) * from_channels + c;
-    return (channels * kernel_h + kh) * kernel_w + kw;
+    const int far = is_transposed ? c : m, near = is_transposed ? m : c;
+    const int all_far = is_transposed ? from_channels : to_channels,
+              all_near = is_transposed ? to_channels : from_channels;
+    const std::int64_t row = static_cast<std::int64_t>(group) * all_far + far;
+    return weight_is_last ? ((row * kernel_h + kh) * kernel_w + kw) * all_near + near
+                          : ((row * all_near + near) * kernel_h + kh) * kernel_w + kw;
   }
 
   int n = 0, groups = 1, from_channels = 0, to_channels = 0;  // channels of a group
   int from_h = 0, from_w = 0, kernel_h = 0, kernel_w = 0;
   bool is_transposed = false;
-  int vector = 4;       // elements
-  Divider tap_vectors;  // by the vectors of a tap
+  bool weight_is_last = false;  // has its channels last
+  int vector = 4;               // elements
+  Divider tap_vectors;          // by the vectors of a tap
   PhaseAxes h, w;
   Divider taps_w[kMaxPhases];  // by the taps of w's phases
   int chunks = 0, chunk_begin[kMaxPhases * kMaxPhases] = {};
@@ -252,7 +255,8 @@ TAPEDECK_HD inline PackedWeight packed_weight(const Plan& p, std::int64_t i) {
   const unsigned group_count = taps * inner * outer;
   const int group = static_cast<int>(i / group_count);
   const unsigned at = static_cast<unsigned>(i - static_cast<std::int64_t>(group) * group_count);
-  const unsigned tap = at % taps, rest = at / taps, near = rest % inner, far = rest / inner;
+  const unsigned near = p.weight_is_last ? at % inner : at / taps % inner, far = at / (taps * inner),
+                 tap = p.weight_is_last ? at / inner % taps : at % taps;
   const int kh = static_cast<int>(tap) / p.kernel_w;
   return {group, static_cast<int>(p.is_transposed ? near : far),
           static_cast<int>(p.is_transposed ? far : near), kh, static_cast<int>(tap) - kh * p.kernel_w};

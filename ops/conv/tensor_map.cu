@@ -68,6 +68,17 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
   return map_of(type_of(dtype), first, sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const std::int64_t near = w.size(1), taps = w.size(2) * w.size(3), far = w.size(0) / groups,
+                     bytes = static_cast<std::int64_t>(size_of(w.dtype())), row = taps * near * bytes;
+  const cuuint64_t sizes[5] = {u64(near), u64(taps), u64(far), u64(groups), 1},
+                   strides[4] = {u64(near * bytes), u64(row), u64(far * row), u64(far * row)};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(kPixelBytes / bytes), 1, static_cast<cuuint32_t>(rows),
+                               1, 1};
+  return map_of(type_of(w.dtype()), w.read(), sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
                        const ResultBox& box, int parities) {
   const DType dtype = to.dtype();

@@ -18,6 +18,10 @@ using tapedeck::conv_gemm::ResultBox;
 CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
                       const PlaneAxis& w, const BoxTile& box);
 
+/// Weights [groups * far][taps][near], their channels last, as five axes, (near, tap, far, group, 1), of
+/// which a copy brings kPixelBytes of `rows` channels `far` at a tap. Else as image_map().
+CUtensorMap weight_map(const Tensor& w, int groups, int rows);
+
 /// One phase of rows of results `to` in nchw as five axes: (column, row, image, even or odd channel, pair of
 /// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,

@@ -43,6 +43,8 @@ void thin_products(const ConvTranspose2dGeometry& g, bool transposed, const Tens
                    const Tensor& bias, const Tensor& to, double negative_slope) {
   ThinArguments a(*plan_of(g, transposed ? ThinPass::transposed : ThinPass::plain, to.dtype(), to.layout()));
   a.from = from.raw(), a.w = w.raw(), a.to = to.raw();
+  a.weight_is_last = w.layout() == Layout::nhwc;
+  a.by_taps = Divider(a.plan.taps);
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.slope = static_cast<float>(negative_slope);
   const DeviceScope scope(to.device());

@@ -160,13 +160,18 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const std::uint32_t (&a
     TAPEDECK_WGMMA(256, type, TAPEDECK_D16, TAPEDECK_R16_, 128, 129, 130, tail); \
   }
 
-/// The same with A in shared memory.
-template <class Math, int N>
+/// The same with A in shared memory. kTransposedA, for 16-bit types: as 16 rows of 64 elements.
+template <class Math, int N, bool kTransposedA = false>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], std::uint64_t a_from, std::uint64_t b_from,
                                       bool keep) {
   using T = typename Math::Element;
   if constexpr (std::is_same_v<T, float>) {
+    static_assert(!kTransposedA);
     TAPEDECK_WGMMA_SIZES("k8.f32.tf32.tf32", "")
+  } else if constexpr (kTransposedA && std::is_same_v<T, bfloat16>) {
+    TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 1, 0")
+  } else if constexpr (kTransposedA) {
+    TAPEDECK_WGMMA_SIZES("k16.f32.f16.f16", ", 1, 0")
   } else if constexpr (std::is_same_v<T, bfloat16>) {
     TAPEDECK_WGMMA_SIZES("k16.f32.bf16.bf16", ", 0, 0")
   } else {
@@ -292,6 +297,15 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* 
                  "r"(copies ? 16 : 0)
                  : "memory");
   }
+}
+
+/// Four matrices of 8x8 16-bit elements to shared memory, transposed: of each a thread has two neighbours of
+/// row lane / 4, and lane i the address of row i % 8 of what is written of matrix i / 8.
+__device__ __forceinline__ void store_transposed(const void* shared, const std::uint32_t (&words)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(shared)),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
 }
 
 /// For a thread that has written shared memory: what is stored from there later sees it.

@@ -150,6 +150,43 @@ struct BoxKernel {
     }
   }
 
+  /// The same of weights as they lie, a half of each block's rows.
+  __device__ static void bring_lying_weights(const BoxArguments& call, int half, char* weights,
+                                             Barriers& barriers) {
+    const BoxPlan& p = call.plan;
+    const int bytes = weight_bytes(call), all = call.blocks, row = half * kWeightRows;
+    const CUtensorMap& map = call.maps[p.planes()];
+    const bool of_to = call.weights == BoxWeights::rows_of_to;
+    constexpr int kChunk = kPixelBytes / sizeof(typename Math::Element);
+    weights += row * kPixelBytes;
+    Position at;
+#pragma unroll 1
+    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
+      const TileAt tile(call, t);
+      const int to_channel = tile.block * all * kBlockChannels;
+      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
+#pragma unroll 1
+      for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
+        const int rows = p.h.of[box.i].taps, columns = p.w.of[box.j].taps;
+#pragma unroll 1
+        for (int y = 0; y < rows; ++y)
+#pragma unroll 1
+          for (int x = 0; x < columns; ++x, at.advance(call.weight_stages)) {
+            if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
+            Barrier& full = barriers.full_weight[at.stage];
+            full.arrive_and_expect(all * kWeightRows * kPixelBytes);
+            const int tap = p.tap_of(box.i, box.j, y, x, call.kernel_w);
+#pragma unroll 1
+            for (int block = 0; block < all; ++block) {
+              const int to = to_channel + block * kBlockChannels, from = box.chunk * kChunk;
+              full.copy_box(weights + at.stage * bytes + block * kBlockBytes, map, of_to ? from : to, tap,
+                            (of_to ? to : from) + row, tile.group, 0);
+            }
+          }
+      }
+    }
+  }
+
   /// What a warpgroup multiplies.
   ///
   /// Between two taps a warp has to do little: while one warpgroup writes results, the other one alone keeps
@@ -227,6 +264,10 @@ struct BoxKernel {
     }
 
    private:
+    static constexpr bool kTransposable = Output::kWeightsCanLie && sizeof(typename Math::Element) == 2;
+    __device__ __forceinline__ bool rows_of_from() const {
+      return kTransposable && call_.weights == BoxWeights::rows_of_from;
+    }
     __device__ __forceinline__ static void clear(float (&sums)[kSums]) {
 #pragma unroll
       for (float& x : sums) x = 0;
@@ -267,10 +308,20 @@ struct BoxKernel {
           weights_.wait();
           if constexpr (kParts == 1) {
             wgmma_fence();
+            if (rows_of_from()) {
+              if constexpr (kTransposable) {
+                constexpr unsigned kStep = 16 * kPixelBytes / 16;
 #pragma unroll
-            for (int s = 0; s < kSteps; ++s)
-              wgmma<Math, N>(sums, descriptor(weights + 2 * s), descriptor(pixels + 2 * s),
-                             s > 0 || has_products);
+                for (int s = 0; s < kSteps; ++s)
+                  wgmma<Math, N, true>(sums, descriptor(weights + kStep * s), descriptor(pixels + 2 * s),
+                                       s > 0 || has_products);
+              }
+            } else {
+#pragma unroll
+              for (int s = 0; s < kSteps; ++s)
+                wgmma<Math, N>(sums, descriptor(weights + 2 * s), descriptor(pixels + 2 * s),
+                               s > 0 || has_products);
+            }
             wgmma_commit();
             if (--before_lead_ == 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
             if (weight_before_ >= 0) {
@@ -348,6 +399,8 @@ struct BoxKernel {
       const int other = warp - kConsumerThreads / 32;
       if (threadIdx.x % 32 != 0) return;
       if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
+      if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
+        return bring_lying_weights(call, other - kMostSlices, memory + at.weights, barriers);
       return bring_weights(call, other - kMostSlices, memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();

@@ -12,10 +12,21 @@
 
 namespace tapedeck::cu::conv_gemm {
 
-/// The row-major weight as a plan's channels see it.
+/// The weight as a plan's channels see it.
 struct WeightStrides {
+  WeightStrides(const ConvTranspose2dGeometry& g, bool transposed, const BoxPlan& p, Layout layout)
+      : group(g.group_ci() * g.group_co() * g.h.kernel * g.w.kernel),
+        kernel_h(static_cast<int>(g.h.kernel)),
+        kernel_w(static_cast<int>(g.w.kernel)),
+        last(layout == Layout::nhwc),
+        to_is_near(transposed) {
+    const int taps = kernel_h * kernel_w, near = transposed ? p.to_channels : p.from_channels,
+              of_near = last ? 1 : taps, of_far = taps * near;
+    from = transposed ? of_far : of_near, to = transposed ? of_near : of_far, tap = last ? near : 1;
+  }
   std::int64_t group;
-  int from, to, kernel_h, kernel_w;  // between channels of `from`, of `to`; taps are neighbours
+  int from, to, tap, kernel_h, kernel_w;  // between channels of `from`, of `to`, and taps
+  bool last, to_is_near;                  // whether channels are last; nearer to each other than the others
 };
 
 /// How weights are packed: a block has a chunk of channels of `from`, some of `to`, and some taps.
@@ -29,21 +40,25 @@ struct WeightTile {
     return static_cast<int>(ceil_div(ceil_div(all, tiles), at_once) * at_once);
   }
 
-  /// `padded`: channels of `to`, in whole tiles of blocks; `at_once`: taps that a thread reads.
+  /// `padded`: channels of `to`, in whole tiles of blocks; `at_once`: neighbours that a thread reads, taps or
+  /// where these are last, channels.
   WeightTile(const BoxPlan& p, const WeightStrides& strides, int padded, int value_bytes, int at_once)
-      : pitch(kVectors * p.elements + 4 / value_bytes),
-        taps(taps_of_block(strides.kernel_h * strides.kernel_w, at_once)),
-        by_taps(taps),
-        by_reads(taps / at_once),
-        by_kernel_w(strides.kernel_w),
-        by_chunks(p.chunks),
-        to_is_near(strides.to < strides.from) {
-    const std::int64_t tiles_taps = ceil_div(strides.kernel_h * strides.kernel_w, taps);
-    const auto blocks_of = [&] { return p.chunks * tiles_taps * (padded >> log_channels); };
-    const auto leaves_idle = [&] {
-      return blocks_of() * p.groups < 2 * 132 && taps << log_channels > kSector;
-    };
-    while (log_channels > 0 && (shared_bytes(value_bytes) > kSharedBytes || leaves_idle())) --log_channels;
+      : pitch(kVectors * p.elements + 4 / value_bytes) {
+    const int all_taps = strides.kernel_h * strides.kernel_w;
+    taps = taps_of_block(all_taps, strides.last ? 1 : at_once);
+    const auto is_too_large = [&] { return shared_bytes(value_bytes) > kSharedBytes; };
+    const auto blocks_of = [&] { return p.chunks * ceil_div(all_taps, taps) * (padded >> log_channels); };
+    const auto are_few = [&] { return blocks_of() * p.groups < 2 * 132; };
+    if (strides.last) {
+      const int least_log = strides.to_is_near ? 2 : 0;
+      while (taps > 1 && (is_too_large() || are_few())) taps = (taps + 1) / 2;
+      while (log_channels > least_log && are_few()) --log_channels;
+    } else {
+      while (log_channels > 0 && (is_too_large() || (are_few() && taps << log_channels > kSector)))
+        --log_channels;
+    }
+    by_taps = Divider(taps), by_reads = Divider(std::max(1, taps / at_once));
+    by_kernel_w = Divider(strides.kernel_w), by_chunks = Divider(p.chunks);
     by_tiles_to = Divider(padded >> log_channels);
     blocks = blocks_of();
   }
@@ -54,23 +69,22 @@ struct WeightTile {
   int taps, log_channels = 3;
   Divider by_taps, by_reads, by_kernel_w, by_chunks, by_tiles_to;
   std::int64_t blocks = 0;  // of a group
-  bool to_is_near;          // whether channels of `to` are nearer to each other than those of `from`
 };
 
 /// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A block reads
-/// weights as they lie, a thread always the same kTaps taps, and writes whole rows of vectors. What
-/// counts here is instructions (a profile on an H200: 2.5 a clock), so a block looks for the places of its
-/// taps once.
-template <class Math, int kTaps>
+/// weights as they lie, a thread kNear neighbours, always the same taps or where weights have their channels
+/// last, some channels, and writes whole rows of vectors. What counts here is instructions (a profile on an
+/// H200: 2.5 a clock), so a block looks for the places of its taps once.
+template <class Math, int kNear, bool kLast>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
                             const __grid_constant__ WeightTile t, const typename Math::Value* w, int blocks,
-                            int tiles_block, const unsigned* largest, uint4* packed) {
+                            int tiles_block, bool in_order, const unsigned* largest, uint4* packed) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
   constexpr int kElements = kVectorBytes / sizeof(T), kFrom = kVectors * kElements;
-  constexpr int kAtOnce = kTaps == 1 ? 8 : 4;  // loads
+  constexpr int kAtOnce = kNear == 1 ? 8 : 4;  // loads
   extern __shared__ uint4 memory[];
   __shared__ int weights[WeightTile::kMostTaps];
   Value* const staged = reinterpret_cast<Value*>(memory);
@@ -85,36 +99,64 @@ __global__ void __launch_bounds__(kThreads)
     weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
   await_previous();
-  // A line has the taps of a pair of channels (positions_fit() keeps weights within 31 bits). Rows of a block
-  // repeat its channels where these are few.
-  const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kTaps,
-            step = t.by_reads.divide(kThreads),
-            lines = first_line < step && tap < taps ? kFrom << t.log_channels : 0;
+  // Rows of a block repeat its channels where these are few. (positions_fit() keeps weights within 31 bits.)
   const int of_block = first_m % kBlockChannels,
             different = kBlockChannels / channel_copies(p.to_channels) - 1;
   const Value* const from = w + group * strides.group +
                             static_cast<std::int64_t>(chunk * kFrom) * strides.from +
-                            static_cast<std::int64_t>(first_m - of_block) * strides.to + first_tap + tap;
+                            static_cast<std::int64_t>(first_m - of_block) * strides.to +
+                            static_cast<std::int64_t>(first_tap) * strides.tap;
   const int from_channels = p.from_channels - chunk * kFrom, to_channels = p.to_channels - first_m + of_block;
-  for (int first = first_line; first < lines; first += kAtOnce * step) {
-    Pack<Value, kTaps> values[kAtOnce];
-    int to[kAtOnce];
+  struct Place {
+    int c, m, tap;
+  };
+  // Reads from the places of first, first + step, ... below `count`; what is neighbours there comes `to_next`
+  // apart.
+  const auto stage = [&](int first, int step, int count, int to_next, const auto& place_of) {
+    for (; first < count; first += kAtOnce * step) {
+      Pack<Value, kNear> values[kAtOnce];
+      int to[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int line = first + k * step;
-      const int c = t.to_is_near ? line >> t.log_channels : line % kFrom,
-                m = t.to_is_near ? line & (t.channels() - 1) : line / kFrom, row = (of_block + m) & different;
-      to[k] = line < lines ? (m * t.taps + tap) * t.pitch + c : -1;
-      values[k] =
-          line < lines && c < from_channels && row < to_channels
-              ? *reinterpret_cast<const Pack<Value, kTaps>*>(from + c * strides.from + row * strides.to)
-              : Pack<Value, kTaps>{};
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = first + k * step;
+        const Place at = place_of(i);
+        const int row = (of_block + at.m) & different;
+        to[k] = i < count ? (at.m * t.taps + at.tap) * t.pitch + at.c : -1;
+        values[k] = i < count && at.c < from_channels && row < to_channels
+                        ? *reinterpret_cast<const Pack<Value, kNear>*>(
+                              from + at.c * strides.from + row * strides.to + at.tap * strides.tap)
+                        : Pack<Value, kNear>{};
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+        for (int e = 0; e < kNear; ++e)
+          if (to[k] >= 0) staged[to[k] + e * to_next] = values[k].values[e];
     }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k)
-#pragma unroll
-      for (int e = 0; e < kTaps; ++e)
-        if (to[k] >= 0) staged[to[k] + e * t.pitch] = values[k].values[e];
+  };
+  if constexpr (kLast) {
+    if (strides.to_is_near) {
+      const int log_vectors = t.log_channels - (kNear == 4 ? 2 : 0), vectors = 1 << log_vectors;
+      stage(thread, kThreads, (kFrom * taps) << log_vectors, t.taps * t.pitch, [&](int i) {
+        const int line = i >> log_vectors;
+        return Place{line % kFrom, (i & (vectors - 1)) * kNear, line / kFrom};
+      });
+    } else {
+      constexpr int kVectorsOfRow = kFrom / kNear;
+      stage(thread, kThreads, (kVectorsOfRow * taps) << t.log_channels, 1, [&](int i) {
+        const int line = i / kVectorsOfRow;
+        return Place{i % kVectorsOfRow * kNear, line & (t.channels() - 1), line >> t.log_channels};
+      });
+    }
+  } else {
+    // A line has the taps of a pair of channels.
+    const int first_line = t.by_reads.divide(thread), tap = t.by_reads.modulo(thread, first_line) * kNear,
+              step = t.by_reads.divide(kThreads),
+              lines = first_line < step && tap < taps ? kFrom << t.log_channels : 0;
+    stage(first_line, step, lines, t.pitch, [&](int line) {
+      return strides.to_is_near ? Place{line >> t.log_channels, line & (t.channels() - 1), tap}
+                                : Place{line % kFrom, line / kFrom, tap};
+    });
   }
   __syncthreads();
   float scale = 1;
@@ -138,7 +180,8 @@ __global__ void __launch_bounds__(kThreads)
         parts[0].values[k] = Math::prepare(value);
       }
     }
-    const int m = first_m + of_tile, block = m / kBlockChannels, row = block_row(m % kBlockChannels);
+    const int m = first_m + of_tile, block = m / kBlockChannels, of_rows = m % kBlockChannels,
+              row = in_order ? of_rows : block_row(of_rows);
     uint4* const to = packed + weights[of_taps] * tile_step;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -158,21 +201,27 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   call.copies = channel_copies(p.to_channels);
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
   const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
-  const Workspace<uint4> packed(to.device(), std::max<std::int64_t>(1, bytes / kVectorBytes));
+  const bool packs = bytes > 0 && call.weights == BoxWeights::packed;
+  const Workspace<uint4> packed(to.device(), packs ? bytes / kVectorBytes : 1);
   call.packed = reinterpret_cast<const char*>(packed.data());
-  if (bytes > 0) {
+  if (packs) {
     using Value = typename Math::Value;
-    const auto pack = [&]<int kTaps>() {
+    const auto pack = [&]<int kNear, bool kLast>() {
       const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value),
-                            kTaps);
-      launch_kernel_with_shared("conv: pack", to.device(), pack_box_weights_kernel<Math, kTaps>,
+                            kNear);
+      launch_kernel_with_shared("conv: pack", to.device(), pack_box_weights_kernel<Math, kNear, kLast>,
                                 dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)),
                                 kThreads, tile.shared_bytes(sizeof(Value)), p, strides, tile,
                                 static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
-                                call.largest_weight, packed.data());
+                                call.in_order, call.largest_weight, packed.data());
     };
-    const bool quads = strides.kernel_h * strides.kernel_w % 4 == 0 && is_aligned(w.read(), sizeof(Value));
-    quads ? pack.template operator()<4>() : pack.template operator()<1>();
+    const int taps = strides.kernel_h * strides.kernel_w, channels = static_cast<int>(w.size(1));
+    const bool quads = (strides.last ? channels : taps) % 4 == 0 && is_aligned(w.read(), sizeof(Value));
+    if (strides.last) {
+      quads ? pack.template operator()<4, true>() : pack.template operator()<1, true>();
+    } else {
+      quads ? pack.template operator()<4, false>() : pack.template operator()<1, false>();
+    }
   }
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
@@ -246,11 +295,13 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
            s.w % elements == 0 && reinterpret_cast<std::uintptr_t>(to.raw()) % (elements * sizeof(T)) == 0;
   };
   call.vectors = neighbours(kVectorBytes / sizeof(T)), call.pairs = neighbours(2);
-  const int taps = static_cast<int>(g.h.kernel * g.w.kernel), from_c = plan.from_channels,
-            to_c = plan.to_channels;
-  const WeightStrides strides{static_cast<std::int64_t>(from_c) * to_c * taps,
-                              transposed ? to_c * taps : taps, transposed ? taps : from_c * taps,
-                              static_cast<int>(g.h.kernel), static_cast<int>(g.w.kernel)};
+  const WeightStrides strides(g, transposed, plan, w.layout());
+  call.kernel_w = strides.kernel_w;
+  if (!Math::kScaled && strides.last)
+    call.weights = box_weights(plan, transposed, choice.results, reinterpret_cast<std::uintptr_t>(w.read()));
+  const bool lie = call.weights != BoxWeights::packed;
+  if (lie) call.maps[plan.planes()] = weight_map(w, plan.groups, kWeightRows);
+  call.in_order = lie || (choice.results == BoxResults::channels && plan.joined == 1 && sizeof(T) == 2);
   const auto launch = [&]<int kJoined, int kPlaces>() {
     if constexpr (kPlaces <= most_places(kParts, kJoined))
       if (choice.places == kPlaces)

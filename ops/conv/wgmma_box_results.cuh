@@ -20,6 +20,11 @@ struct BoxOutput {
   static constexpr int N = kPlaces, kJoined = kOfPlace;
   static constexpr int kSums = N / 2;  // of a consumer and a phase
   using Sums = float[kJoined][kSums];
+  /// Whether weights may be read as they lie (BoxWeights), and whether channels may be in order: these
+  /// weights' are, and those of 16-bit results with the channels last, which are then written by fewer
+  /// instructions.
+  static constexpr bool kWeightsCanLie = Math::kOperandParts == 1 && !Math::kScaled && kJoined == 1,
+                        kCanBeInOrder = kJoined == 1 && (sizeof(Value) == 2 || kWeightsCanLie);
 
   // Sum k of a consumer is of channel `channel(call, k)` of its block and `place(k)` of its warpgroup. A warp
   // has 16 channels; those of channel_copies() have the same ones.
@@ -27,7 +32,15 @@ struct BoxOutput {
     return threadIdx.x % (kWarpgroup / call.copies) / 32 * 16;
   }
   __device__ __forceinline__ static int channel(const BoxArguments& call, int k) {
-    return channel_of_warp(call) + threadIdx.x % 32 / 4 * 2 + k / 2 % 2;
+    const int of_thread = threadIdx.x % 32 / 4, second = k / 2 % 2;
+    return channel_of_warp(call) + (is_in_order(call) ? of_thread + second * 8 : of_thread * 2 + second);
+  }
+  __device__ __forceinline__ static bool is_in_order(const BoxArguments& call) {
+    return kCanBeInOrder && call.in_order;
+  }
+  /// From the first of a thread's two channels to the second.
+  __device__ __forceinline__ static int to_second(const BoxArguments& call) {
+    return is_in_order(call) ? 8 : 1;
   }
   /// Whether a warp's copy writes pass `pass`, and whether that is the last of a turn of all copies.
   __device__ __forceinline__ static bool writes(const BoxArguments& call, int pass) {
@@ -134,12 +147,13 @@ struct BoxOutput {
   };
 
   __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
-    const int mine = first_channel(call, tile) + channel(call, 0), of_group = call.plan.to_channels;
+    const int first = first_channel(call, tile), of_group = call.plan.to_channels;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      bias[i] = call.bias != nullptr && mine + i < of_group
+      const int mine = first + channel(call, 2 * i);
+      bias[i] = call.bias != nullptr && mine < of_group
                     ? convert<float>(static_cast<const Value*>(
-                          call.bias)[static_cast<std::int64_t>(tile.group) * of_group + mine + i])
+                          call.bias)[static_cast<std::int64_t>(tile.group) * of_group + mine])
                     : 0.0f;
     }
   }
@@ -325,7 +339,7 @@ struct BoxOutput {
                                                         const PlaceOfResult* places, Value* to,
                                                         const Finish& finish, const float (&bias)[2],
                                                         const float (&sums)[kSums]) {
-    const int mine = first_channel(call, tile) + channel(call, 0);
+    const int mine = first_channel(call, tile) + channel(call, 0), to_second_channel = to_second(call);
     const unsigned inside_tile = inside(tile, tile.columns[0]);
 #pragma unroll
     for (int k = 0; k < kSums; k += 4) {
@@ -337,12 +351,13 @@ struct BoxOutput {
         const PlaceOfResult at = places[place(k + e)];
         if (!exists(at, inside_tile) || mine >= call.plan.to_channels) continue;
         Value* const result = to + at.offset + mine;
-        if (call.pairs) {
+        if (call.pairs && to_second_channel == 1) {
           *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(finished[e]),
                                                         convert<Value>(finished[2 + e])};
         } else {
           result[0] = convert<Value>(finished[e]);
-          if (mine + 1 < call.plan.to_channels) result[1] = convert<Value>(finished[2 + e]);
+          if (mine + to_second_channel < call.plan.to_channels)
+            result[to_second_channel] = convert<Value>(finished[2 + e]);
         }
       }
     }
@@ -375,6 +390,10 @@ struct BoxOutput {
           const int first = pass * 2 * kAll + half * kAll;
           if (first >= kSums) break;
           const Block<kAll> finished(sums, first, finish, bias);
+          if (is_in_order(call)) {
+            stage_channels<kAll>(finished.values, first, pass * kPass, rows, kPitch);
+            continue;
+          }
 #pragma unroll
           for (int i = 0; i < kAll; ++i) {
             if (i % 4 >= 2 || first + i >= kSums) continue;
@@ -396,6 +415,38 @@ struct BoxOutput {
                  *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes));
       }
       synchronise_warpgroup();
+    }
+  }
+  /// Of channels in order: kCount sums from `first` on, to rows of channels, one for each place from
+  /// `first_place` on.
+  template <int kCount>
+  __device__ __forceinline__ static void stage_channels(const float (&finished)[kCount], int first,
+                                                        int first_place, char* rows, int pitch) {
+    const int lane = threadIdx.x % 32, of_warp = threadIdx.x % kWarpgroup / 32 * 16;
+    if constexpr (sizeof(Value) == 2) {
+      static_assert(kCount % 8 == 0 && kSums % 8 == 0);
+#pragma unroll
+      for (int i = 0; i < kCount; i += 8) {  // 16 places
+        if (first + i >= kSums) break;
+        std::uint32_t words[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const Pack<Value, 2> pair = {convert<Value>(finished[i + 2 * k]),
+                                       convert<Value>(finished[i + 2 * k + 1])};
+          words[k] = __builtin_bit_cast(std::uint32_t, pair);
+        }
+        store_transposed(rows + ((first + i) * 2 - first_place + lane / 16 * 8 + lane % 8) * pitch +
+                             (of_warp + lane / 8 % 2 * 8) * sizeof(Value),
+                         words);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (first + i >= kSums) break;
+        *reinterpret_cast<Value*>(rows + (place(first + i) - first_place) * pitch +
+                                  (of_warp + lane / 4 + i / 2 % 2 * 8) * sizeof(Value)) =
+            convert<Value>(finished[i]);
+      }
     }
   }
   __device__ __forceinline__ static void synchronise_warpgroup() {
@@ -440,11 +491,12 @@ struct BoxOutput {
       if (mine >= (call.blocks == 1 ? call.half : N)) continue;  // the other warpgroup's
       if (!exists(at, inside(tile, tile.columns_of(phase)))) continue;
       Value* const result = to + at.offset + static_cast<std::int64_t>(c) * call.to_strides.c;
-      if (call.pairs) {
+      if (call.pairs && to_second(call) == 1) {
         *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(sums[e]), convert<Value>(sums[2 + e])};
       } else {
         result[0] = convert<Value>(sums[e]);
-        if (c + 1 < p.to_channels) result[call.to_strides.c] = convert<Value>(sums[2 + e]);
+        if (c + to_second(call) < p.to_channels)
+          result[to_second(call) * call.to_strides.c] = convert<Value>(sums[2 + e]);
       }
     }
   }

@@ -19,8 +19,11 @@ static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 struct BoxArguments {
   BoxPlan plan;
   BoxTile tile;
-  CUtensorMap maps[kMaxPlanes + 1];  // of planes to read; then, where results are boxes, of phases of rows
+  CUtensorMap maps[kMaxPlanes + 1];  // of planes to read; then, where results are boxes, of phases of rows,
+                                     // or of weights, where these are not packed
   const char* packed;
+  BoxWeights weights;
+  int kernel_w;
   const unsigned *largest, *largest_weight;  // two words each (largest.cuh) of what is read and of the
                                              // weights, where these are scaled
   const void* bias;
@@ -33,7 +36,8 @@ struct BoxArguments {
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
   int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
   int copies;                                                   // channel_copies()
-  int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
+  bool in_order;  // of a block's channels; or as block_row() says
+  int lead;       // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
   ResultBox box;  // of results, if they are boxes
   int half;       // place where the second warpgroup begins, if both have the same channels

@@ -396,7 +396,6 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   WgmmaWeightGradArguments sum{};
   sum.parts = call.parts;
   sum.groups = call.groups, sum.ci = call.ci, sum.co = call.co, sum.taps = taps;
-  sum.by_taps = Divider(taps);
   sum.y_channels = call.y_channels, sum.rows = call.rows, sum.splits = splits;
   sum_weight_grads<typename Math::Value>(sum, w);
   return true;

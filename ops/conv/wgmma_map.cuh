@@ -370,6 +370,7 @@ void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& 
   Plan& p = call.plan;
   p.from = images.strides;
   p.to = ImageStrides(to.strides());
+  p.weight_is_last = w.layout() == Layout::nhwc;
   call.from = images.data;
   call.group_channels = images.group_channels;
   call.bias = bias.defined() ? bias.raw() : nullptr;

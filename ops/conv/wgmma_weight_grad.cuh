@@ -39,9 +39,10 @@ struct WgmmaWeightGradArguments {
   int rows, tiles_m, tiles_n;  // of C
   std::int64_t pixels;
   Divider plane, width;  // by pixels of an image of x, of its rows
-  Divider by_taps;
+  Divider by_inner;      // of columns of w: by taps, or where w has its channels last, by channels of y
   int chunks, split_chunks, splits;
   bool lanes_are_pixels;  // neighbouring elements of x are pixels; otherwise channels
+  bool is_last;           // whether w has its channels last
 };
 
 /// Loads tiles of A.
@@ -253,9 +254,10 @@ __global__ void __launch_bounds__(kThreads)
 
 inline constexpr int kSumChannels = 32, kSumThreads = 256;
 
-/// w = the sum of the parts. A block has 32 channels of x and kColumns neighbours of w's (channel of y, tap):
-/// it reads along the former, four at once, and writes along the latter. Each of kShares threads adds every
-/// kShares-th part of four results, and one adds the shares, in a fixed order.
+/// w = the sum of the parts. A block has 32 channels of x and kColumns neighbours of w's (channel of y, tap),
+/// or where w has its channels last, (tap, channel of y): it reads along the former, four at once, and writes
+/// along the latter. Each of kShares threads adds every kShares-th part of four results, and one adds the
+/// shares, in a fixed order.
 template <class T, int kShares>
 __global__ void __launch_bounds__(kSumThreads)
     sum_weight_grads_kernel(const __grid_constant__ WgmmaWeightGradArguments call, T* w) {
@@ -274,7 +276,8 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kAtOnce + threadIdx.x / kFours % kAtOnce, at = first + column,
-                co = call.by_taps.divide(at), tap = call.by_taps.modulo(at, co);
+                quotient = call.by_inner.divide(at), rest = call.by_inner.modulo(at, quotient),
+                co = call.is_last ? rest : quotient, tap = call.is_last ? quotient : rest;
       float4 sum = make_float4(0, 0, 0, 0);
       if (at < columns && left > 0) {
         const float* from = call.parts + group * matrix + share * count +
@@ -323,7 +326,9 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 template <class T>
-void sum_weight_grads(const WgmmaWeightGradArguments& call, const Tensor& w) {
+void sum_weight_grads(WgmmaWeightGradArguments& call, const Tensor& w) {
+  call.is_last = w.layout() == Layout::nhwc;
+  call.by_inner = Divider(call.is_last ? call.co : call.taps);
   const auto sum = [&]<int kShares>() {
     constexpr int kColumns = kShares == 1 ? 64 : kSumThreads / (kSumChannels / 4) / kShares;
     const dim3 blocks(grid_size("conv", ceil_div(std::int64_t{call.co} * call.taps, kColumns)),
@@ -382,7 +387,6 @@ void gathered_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
   call.y_channels = images.group_channels;
   call.kernel_w = narrow(g.w.kernel);
   call.taps = narrow(g.h.kernel) * call.kernel_w;
-  call.by_taps = Divider(call.taps);
   call.rows = call.taps * call.y_channels;
   call.out_h = narrow(g.h.out), call.out_w = narrow(g.w.out);
   call.stride_h = narrow(g.h.stride), call.stride_w = narrow(g.w.stride);
