@@ -40,9 +40,10 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
   return box;
 }
 
-/// `halves`: of tiles whose results are written as boxes; 0: by places. Whether there was a tile.
+/// `halves`: of tiles whose results are written as boxes; 0: by places. `pixels`: as boxes of pixels, row by
+/// row. Whether there was a tile.
 bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, BoxSplit split,
-               int element_bytes, int places, int halves = 0) {
+               int element_bytes, int places, int halves = 0, bool pixels = false) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   if (!fits(g)) return ADD_FAILURE(), false;
   const BoxPlan p(g, transposed, element_bytes, join, split);
@@ -52,14 +53,22 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
     EXPECT_EQ((split == BoxSplit::columns ? p.w : p.h).halo(), 0);
   }
   if (p.planes() > kMaxPlanes) return false;
-  if (halves > 0 && p.joined == 1 && p.w.to_step != 1) return false;
+  const bool boxes = halves > 0 && !pixels;
+  if (boxes && p.joined == 1 && p.w.to_step != 1) return false;
+  if (pixels && p.joined == 2) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
-  const int unit = 4;
+  const int unit = pixels ? 2 : 4;
   int of_half = 0;
-  const BoxTile tile =
-      halves > 0 ? box_tile_of_halves(p, places, halves, 2048, unit) : box_tile(p, places, 2048, even);
+  const BoxTile tile = pixels  ? box_tile(p, places, 2048, false, halves, unit)
+                       : boxes ? box_tile_of_halves(p, places, halves, 2048, unit)
+                               : box_tile(p, places, 2048, even);
   const ResultBox results = tile.rows > 0 ? ResultBox(tile, std::max(1, halves)) : ResultBox();
-  if (halves > 0 && tile.rows > 0) {
+  if (pixels && tile.rows > 0) {
+    EXPECT_EQ(tile.pitch % unit, 0);
+    of_half = places;
+    places = (halves - 1) * first_half(tile) + places;
+  }
+  if (boxes && tile.rows > 0) {
     EXPECT_EQ(tile.pitch % unit, 0);
     EXPECT_LE(tile.pitch * p.joined, kMostOfBox);
     EXPECT_EQ(tile.images > 1 ? tile.images % halves : tile.rows % halves, 0);
@@ -71,7 +80,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
     EXPECT_EQ(tile.pitch % 2, 0);
   }
   if (tile.rows == 0) {
-    EXPECT_TRUE(halves > 0 || p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 ||
+    EXPECT_TRUE(boxes || p.n == 0 || g.x_shape().count() == 0 || g.y_shape().count() == 0 ||
                 p.w.halo() >= places);
     return false;
   }
@@ -168,7 +177,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
               ++written[result];
             };
             // A box of results in shared memory, of which the map leaves out what is outside.
-            for (int half = 0; half < halves; ++half) {
+            for (int half = 0; half < halves && boxes; ++half) {
               EXPECT_EQ(column, 0);
               EXPECT_EQ(p.w.to[j], 0);
               EXPECT_EQ(p.w.to[j + p.joined - 1], p.joined - 1);
@@ -184,6 +193,26 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                       write(m, image_at, row_at, x,
                             sums[static_cast<std::size_t>(x % p.joined)][static_cast<std::size_t>(m)]
                                 [static_cast<std::size_t>(half * results.places + place)]);
+                    }
+            }
+            // Rows of each half, from its first place on; the map leaves out what is outside.
+            for (int half = 0; half < halves && pixels; ++half) {
+              const StoredRows rows(tile, halves == 2, half);
+              const int at_once = StoredRows::at_once(tile, halves == 2);
+              for (int n = 0; n < rows.images && rows.first_image + n < tile.images; ++n)
+                for (int first = 0; first < rows.rows && rows.first_row + first < tile.rows; first += at_once)
+                  for (int y = first; y < first + at_once; ++y)
+                    for (int x = 0; x < tile.columns; ++x) {
+                      const int image_at = image + rows.first_image + n, row_at = row + rows.first_row + y;
+                      if (image_at >= p.n || row_at >= p.h.count[i] || column + x >= p.w.count[j]) continue;
+                      const int place =
+                          n * tile.image_pixels() + first * tile.pitch + (y - first) * tile.columns + x;
+                      EXPECT_LT(place, of_half);
+                      EXPECT_LT(rows.first_row + y, tile.rows);
+                      for (int m = 0; m < p.to_channels; ++m)
+                        write(m, image_at, row_at, p.w.to[j] + (column + x) * p.w.to_step,
+                              sums[0][static_cast<std::size_t>(m)]
+                                  [static_cast<std::size_t>(half * first_half(tile) + place)]);
                     }
             }
             for (int joined = 0; joined < p.joined && halves == 0; ++joined)
@@ -211,7 +240,8 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
 
 void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
   ConvRandom random(seed);
-  int boxes = 0, splits = 0;  // cases whose results can be written as boxes; whose taps have boxes
+  // Cases whose results can be written as boxes, or as boxes of pixels; whose taps have boxes.
+  int boxes = 0, pixels = 0, splits = 0;
   for (int i = 0; i < cases; ++i) {
     const ConvCase c = random.conv_case(size, channels);
     for (bool transposed : {true, false}) {
@@ -223,13 +253,17 @@ void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channe
            {std::pair(false, none), {true, none}, {false, columns}, {false, BoxSplit::taps}}) {
         const bool checked = check_map(c, random, transposed, join, split, element_bytes, places);
         splits += split != none && checked ? 1 : 0;
-        for (const int halves : {1, 2})
+        for (const int halves : {1, 2}) {
           boxes += check_map(c, random, transposed, join, split, element_bytes, places, halves) ? 1 : 0;
+          pixels +=
+              check_map(c, random, transposed, join, split, element_bytes, places, halves, true) ? 1 : 0;
+        }
         if (::testing::Test::HasFailure()) return;
       }
     }
   }
   EXPECT_GT(boxes, cases / 2);
+  EXPECT_GT(pixels, cases);
   EXPECT_GT(splits, cases);
 }
 
@@ -373,7 +407,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (int blocks : {1, 2}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
-          const auto results = static_cast<BoxResults>(i % 7 % 4);
+          const auto results = static_cast<BoxResults>(i % 7 % 5);
           if (places > most_places(parts, p.joined)) continue;
           const BoxChoice choice = box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4);
           if (choice.places == 0) continue;

@@ -33,16 +33,22 @@ constexpr int most_places(int parts, int joined) {
 
 /// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
 /// share of the places.
+TAPEDECK_HD constexpr int log_channel_copies(int channels) {
+  return channels <= 16 ? 2 : channels <= 32 ? 1 : 0;
+}
 TAPEDECK_HD constexpr int channel_copies(int channels) {
-  return channels <= 16 ? 4 : channels <= 32 ? 2 : 1;
+  return 1 << log_channel_copies(channels);
 }
 
 /// What it takes to write a result of one phase of columns, between those of others.
 inline constexpr double kGapClocks = 0.35;
 
-/// What is written at once: vectors of channels, single results of rows, pairs that are neighbours in a row,
-/// or whole boxes.
-enum class BoxResults { channels, rows, pairs, boxes };
+/// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
+/// single results of rows, pairs that are neighbours in a row, or boxes.
+enum class BoxResults { channels, pixels, rows, pairs, boxes };
+constexpr bool have_channels_last(BoxResults results) {
+  return results == BoxResults::channels || results == BoxResults::pixels;
+}
 
 /// How weights come to shared memory: packed; or, where they have their channels last, as they lie, rows of
 /// `to` with the channels of `from`, or rows of `from` with the channels of `to`.
@@ -52,7 +58,7 @@ enum class BoxWeights { packed, rows_of_to, rows_of_from };
 /// no copies, and results their channels last, too. Products of 16 bits can be of transposed rows.
 inline BoxWeights box_weights(const BoxPlan& p, bool transposed, BoxResults results, std::uintptr_t address) {
   const int neighbours = transposed ? p.to_channels : p.from_channels;
-  if (results != BoxResults::channels || p.joined != 1 || channel_copies(p.to_channels) != 1 ||
+  if (!have_channels_last(results) || p.joined != 1 || channel_copies(p.to_channels) != 1 ||
       neighbours % p.elements != 0 || address % kVectorBytes != 0)
     return BoxWeights::packed;
   if (!transposed) return BoxWeights::rows_of_to;
@@ -82,6 +88,16 @@ inline double packed_box_bytes(const BoxPlan& p, int blocks, int parts = 1) {
 }
 inline constexpr double kMostPackedBytes = 1 << 30;  // of memory for them
 
+/// Bytes of a warpgroup's results that are written as boxes of pixels: 16-bit channels of a block without its
+/// copies, of each place.
+constexpr int staged_pixel_bytes(const BoxPlan& p, int places) {
+  return (places * (kPixelBytes / channel_copies(p.to_channels)) + 1023) / 1024 * 1024;
+}
+/// Whether there can be such boxes: a map for each phase, beside those of planes and of weights.
+inline bool pixels_fit(const BoxPlan& p, int value_bytes) {
+  return value_bytes == 2 && p.joined == 1 && p.to_channels % 8 == 0 && p.planes() + p.phases() <= kMaxPlanes;
+}
+
 /// Bytes of a warp's results that are written as a box: of 16 channels, or of copies of these every second
 /// one.
 inline int staged_box_bytes(const BoxPlan& p, const ResultBox& box, int value_bytes) {
@@ -94,6 +110,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                             int value_bytes = 4) {
   BoxChoice c;
   const int halves = blocks == 1 ? 2 : 1, weight_bytes = parts * blocks * kBlockBytes;
+  if (results == BoxResults::pixels) c.staged_bytes = 2 * staged_pixel_bytes(p, places);
   const auto left_beside = [&](int staged_bytes) {
     return kMostSharedBytes - staged_bytes - 2 * places * kPlaceBytes;
   };
@@ -112,6 +129,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
       if (c.tile.pixels() <= most_pixels(c.staged_bytes)) break;
       c.tile.rows = 0;
     }
+  } else if (results == BoxResults::pixels) {
+    // A row begins at a multiple of 128 bytes.
+    c.tile = box_tile(p, places, most_pixels(c.staged_bytes), false, halves, channel_copies(p.to_channels));
+    c.half = first_half(c.tile);
   } else {
     const bool even = results == BoxResults::pairs && p.joined == 1;
     c.tile = box_tile(p, places * halves, most_pixels(kStagedBytes), even);
@@ -176,11 +197,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
                          34;
   // Rows of one phase of columns have gaps, and sectors are written by halves.
-  const bool gaps = results != BoxResults::channels && p.w.to_step > p.joined;
-  const int of_place = results == BoxResults::boxes  ? 28 * p.joined
-                       : p.joined == 2               ? 60
-                       : results == BoxResults::rows ? 10
-                                                     : 6;
+  const bool gaps = !have_channels_last(results) && p.w.to_step > p.joined;
+  const int of_place = results == BoxResults::boxes    ? 28 * p.joined
+                       : p.joined == 2                 ? 60
+                       : results == BoxResults::rows   ? 10
+                       : results == BoxResults::pixels ? 2
+                                                       : 6;
   const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
                          channel_copies(p.to_channels);
   // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
@@ -238,6 +260,7 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
   };
   const auto offer_narrow = [&](const BoxPlan& plan) {
     offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
+    if (results == BoxResults::channels && pixels_fit(plan, value_bytes)) offer(plan, BoxResults::pixels);
   };
   const auto offer_wide = [&](const BoxPlan& wide) {
     if (results != BoxResults::pairs && results != BoxResults::boxes) return;

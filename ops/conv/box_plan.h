@@ -328,8 +328,10 @@ TAPEDECK_HD inline int block_row(int m) {
 }
 
 /// The tile of at most `places` that wastes least, with boxes of at most `most_pixels`; no rows if there is
-/// none. `even`: results of even columns, of an even number, are at even places.
-inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even = false) {
+/// none. `even`: results of even columns, of an even number, are at even places. `halves`: of rows or images,
+/// that have so many places each (first_half()). `unit` divides pitches.
+inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even = false, int halves = 1,
+                        int unit = 1) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   BoxTile best;
   best.rows = 0;
@@ -339,7 +341,7 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
     const double tiles = static_cast<double>((p.n + t.images - 1) / t.images) *
                          ((height + t.rows - 1) / t.rows) * ((width + t.columns - 1) / t.columns);
     // What is computed, and a little for what is brought.
-    const double cost = tiles * (places + 0.1 * t.pixels());
+    const double cost = tiles * (places * halves + 0.1 * t.pixels());
     if (best.rows > 0 && cost >= least) return;
     best = t, least = cost;
   };
@@ -347,19 +349,19 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
   if (most_columns < 1) return best;
   for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
     BoxTile t;
-    t.columns = (width + strips - 1) / strips, t.pitch = t.columns + halo_w;
+    t.columns = (width + strips - 1) / strips, t.pitch = (t.columns + halo_w + unit - 1) / unit * unit;
     if (even) t.columns += t.columns % 2, t.pitch = (t.columns + halo_w + 1) / 2 * 2;
     const bool last = t.columns <= 16;
     const int most_rows = std::min(kMostOfBox, most_pixels / t.pitch) - halo_h;
     if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) continue;
-    const int rows = std::min({height, most_rows, 1 + (places - t.columns) / t.pitch});
+    const int rows = std::min({height, most_rows, halves * (1 + (places - t.columns) / t.pitch)});
     const int bands = (height + rows - 1) / rows;
     t.rows = (height + bands - 1) / bands, t.box_rows = t.rows + halo_h;
     while (t.rows > 0 && t.pixels() > most_pixels) --t.rows, --t.box_rows;
     if (t.rows == 0) continue;
     offer(t);
-    if (t.rows == height) {
-      t.images = std::min({p.n, kMostOfBox, 1 + (places - t.places()) / t.image_pixels()});
+    if (t.rows == height && t.places() <= places) {
+      t.images = std::min({p.n, kMostOfBox, halves * (1 + (places - t.places()) / t.image_pixels())});
       while (t.pixels() > most_pixels) --t.images;
       offer(t);
     }
@@ -367,6 +369,29 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
   }
   return best;
 }
+
+/// The place at which the second of two halves of a tile's rows or images begins.
+TAPEDECK_HD inline int first_half(const BoxTile& t) {
+  return t.images > 1 ? (t.images + 1) / 2 * t.image_pixels() : (t.rows + 1) / 2 * t.pitch;
+}
+
+/// The rows of a tile, or of one of its two halves, whose results are stored row by row: `rows` from
+/// `first_row` on of each of `images` from `first_image` on.
+struct StoredRows {
+  TAPEDECK_HD StoredRows(const BoxTile& t, bool in_halves, int half) {
+    const bool by_images = in_halves && t.images > 1, by_rows = in_halves && t.images == 1;
+    images = by_images ? (t.images + 1) / 2 : t.images;
+    rows = by_rows ? (t.rows + 1) / 2 : t.rows;
+    first_image = by_images ? half * images : 0;
+    first_row = by_rows ? half * rows : 0;
+  }
+  /// How many rows are neighbours and can be stored at once.
+  static int at_once(const BoxTile& t, bool in_halves) {
+    const int rows = StoredRows(t, in_halves, 0).rows;
+    return t.pitch == t.columns && t.rows % rows == 0 ? rows : 1;
+  }
+  int images, rows, first_image, first_row;
+};
 
 /// Results of a warpgroup that are written as one box, by the tensor memory accelerator: `rows` of each of
 /// `images`, with the box's pitch and what lies between images, `places` in all. Its map leaves out what is

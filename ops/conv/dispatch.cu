@@ -216,11 +216,9 @@ void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
   f.template operator()<Tf32x3>();
 }
 
-/// The weight as an algorithm reads it for images of a layout: some want it row-major.
-Tensor weight_for(ConvAlgorithm a, const Tensor& w, Layout images) {
+/// The weight as an algorithm reads it: some want it row-major.
+Tensor weight_for(ConvAlgorithm a, const Tensor& w) {
   switch (a) {
-    case ConvAlgorithm::strip:
-      return images == Layout::nhwc ? w : w.to(Layout::nchw);
     case ConvAlgorithm::matrix:
     case ConvAlgorithm::thin:
     case ConvAlgorithm::simt:
@@ -332,7 +330,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
                       const Tensor& bias, const Tensor& y, double negative_slope) {
   const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::forward, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
-  const Tensor w = weight_for(algorithm, weight, x.layout());
+  const Tensor w = weight_for(algorithm, weight);
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv_transpose2d(g, x, w, bias, y);
@@ -373,7 +371,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& wei
             const Tensor& x, double negative_slope) {
   const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::input_gradient, x, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
-  const Tensor w = weight_for(algorithm, weight, y.layout());
+  const Tensor w = weight_for(algorithm, weight);
   bool rectified = negative_slope == 1;
   visit_math("conv2d", x.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::conv2d(g, y, w, bias, x);

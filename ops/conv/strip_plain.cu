@@ -425,7 +425,6 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
   check(chosen.m > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(y.strides());
   a.strip.plan.to = ImageStrides(x.strides());
-  a.strip.plan.weight_is_last = w.layout() == Layout::nhwc;
   a.y = y.raw();
   a.w = w.raw();
   a.bias = bias.defined() ? bias.raw() : nullptr;

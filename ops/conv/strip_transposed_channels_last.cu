@@ -279,7 +279,6 @@ void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tens
   Arguments a = arguments_of(g, y.dtype());
   a.strip.plan.from = ImageStrides(x.strides());
   a.strip.plan.to = ImageStrides(y.strides());
-  a.strip.plan.weight_is_last = w.layout() == Layout::nhwc;
   a.x = x.raw();
   a.w = w.raw();
   a.bias = bias.defined() ? bias.raw() : nullptr;

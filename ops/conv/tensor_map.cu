@@ -79,6 +79,23 @@ CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
   return map_of(type_of(w.dtype()), w.read(), sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+CUtensorMap pixel_map(const Tensor& to, int groups, const ResultAxis& h, const ResultAxis& w, int bytes,
+                      int columns, int rows) {
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
+  const std::int64_t channels = to.size(1) / groups, pixel = 2 * to.size(1), row = to.size(3) * pixel;
+  const cuuint64_t sizes[5] = {u64(channels), u64(std::max(1, w.count)), u64(std::max(1, h.count)),
+                               u64(to.size(0)), u64(groups)},
+                   strides[4] = {u64(w.step * pixel), u64(h.step * row), u64(to.size(2) * row),
+                                 u64(2 * channels)};
+  const cuuint32_t sides[5] = {u32(bytes / 2), u32(columns), u32(rows), 1, 1};
+  return map_of(type_of(to.dtype()), static_cast<const char*>(to.raw()) + h.first * row + w.first * pixel,
+                sizes, strides, sides,
+                bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                              : CU_TENSOR_MAP_SWIZZLE_32B);
+}
+
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
                        const ResultBox& box, int parities) {
   const DType dtype = to.dtype();

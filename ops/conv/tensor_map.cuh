@@ -22,6 +22,15 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
 /// which a copy brings kPixelBytes of `rows` channels `far` at a tap. Else as image_map().
 CUtensorMap weight_map(const Tensor& w, int groups, int rows);
 
+/// One phase of results with the channels last as five axes, (channel of a group, column, row, image, group),
+/// of which a store takes `columns` of some rows, of 16-bit channels of so many bytes; `h`, `w`: where they
+/// are in the image. Bytes lie as image_map() brings them.
+struct ResultAxis {
+  int count, first, step;
+};
+CUtensorMap pixel_map(const Tensor& to, int groups, const ResultAxis& h, const ResultAxis& w, int bytes,
+                      int columns, int rows);
+
 /// One phase of rows of results `to` in nchw as five axes: (column, row, image, even or odd channel, pair of
 /// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,

@@ -256,36 +256,39 @@ __device__ void bring_weights(const ThinArguments& a, uint4* weights, int inners
   const int vectors = p.channels * p.padded_products * static_cast<int>(sizeof(T)) / 512;
   const int lane = static_cast<int>(threadIdx.x) / 4;
   const WeightPlace first = mine(lane / 4, lane % 4, static_cast<int>(threadIdx.x) % 4);
-  const T* const w = static_cast<const T*>(a.w) + first.c * p.products;
-  const auto place_of = [&](int r) {  // of a product's weight among those of a channel of x
-    if (!a.weight_is_last) return r;
-    const int m = a.by_taps.divide(r);
-    return a.by_taps.modulo(r, m) * p.co + m;
-  };
   static_assert(kBlock == 128);
   auto* const to = reinterpret_cast<std::uint32_t*>(weights) + threadIdx.x;
-  int outer = 0, inner = 0;
+  // `place_of`: of a product's weight among those of a channel of x.
+  const auto bring = [&](const auto& place_of) {
+    const T* const w = static_cast<const T*>(a.w) + first.c * p.products;
+    int outer = 0, inner = 0;
 #pragma unroll 6
-  for (int v = 0; v < vectors; ++v) {
-    const WeightPlace more = place(outer, inner);
-    if (++inner == inners) inner = 0, ++outer;
-    const T* const from = w + more.c * p.products;
-    const int r = first.r + more.r;
-    std::uint32_t word = 0;
+    for (int v = 0; v < vectors; ++v) {
+      const WeightPlace more = place(outer, inner);
+      if (++inner == inners) inner = 0, ++outer;
+      const T* const from = w + more.c * p.products;
+      const int r = first.r + more.r;
+      std::uint32_t word = 0;
 #pragma unroll
-    for (int e = 0; e < Words<Math>::kWord; ++e) {
-      const bool exists =
-          first.c + more.c + (by_channels ? e : 0) < p.ci && r + (by_channels ? 0 : e) < p.products;
-      const T value =
-          exists ? Math::prepare(from[by_channels ? e * p.products + place_of(r) : place_of(r + e)]) : T{};
-      word |= std::uint32_t{reinterpret_cast<const Bits&>(value)} << 16 * e;
+      for (int e = 0; e < Words<Math>::kWord; ++e) {
+        const bool exists =
+            first.c + more.c + (by_channels ? e : 0) < p.ci && r + (by_channels ? 0 : e) < p.products;
+        const T value =
+            exists ? Math::prepare(from[by_channels ? e * p.products + place_of(r) : place_of(r + e)]) : T{};
+        word |= std::uint32_t{reinterpret_cast<const Bits&>(value)} << 16 * e;
+      }
+      if constexpr (Math::kParts == 3) {
+        split(word, to[v * kBlock], to[(vectors + v) * kBlock]);
+      } else {
+        to[v * kBlock] = word;
+      }
     }
-    if constexpr (Math::kParts == 3) {
-      split(word, to[v * kBlock], to[(vectors + v) * kBlock]);
-    } else {
-      to[v * kBlock] = word;
-    }
-  }
+  };
+  if (!a.weight_is_last) return bring([](int r) { return r; });
+  bring([&](int r) {
+    const int m = a.by_taps.divide(r);
+    return a.by_taps.modulo(r, m) * p.co + m;
+  });
 }
 
 /// The image of a tile of x, and which tile it is there.

@@ -301,11 +301,10 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* 
 
 /// Four matrices of 8x8 16-bit elements to shared memory, transposed: of each a thread has two neighbours of
 /// row lane / 4, and lane i the address of row i % 8 of what is written of matrix i / 8.
-__device__ __forceinline__ void store_transposed(const void* shared, const std::uint32_t (&words)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(shared)),
-      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-      : "memory");
+__device__ __forceinline__ void store_transposed(unsigned shared, const std::uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 /// For a thread that has written shared memory: what is stored from there later sees it.
@@ -313,12 +312,12 @@ __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /// Stores a box of shared memory by the tensor memory accelerator, to these places of the map's axes on.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int w, int h, int n,
-                                          int odd, int c) {
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned shared, int a, int b, int c, int d,
+                                          int e) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n"
       "cp.async.bulk.commit_group;" ::"l"(&map),
-      "r"(shared_address(shared)), "r"(w), "r"(h), "r"(n), "r"(odd), "r"(c)
+      "r"(shared), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e)
       : "memory");
 }
 /// For the thread that stored boxes: their shared memory is read; they are written.
@@ -363,6 +362,11 @@ __device__ __forceinline__ void await_turn(int barrier) {
 }
 __device__ __forceinline__ void pass_turn(int barrier) {
   asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+}
+
+/// Brings a map near to the tensor memory accelerator, before it is needed.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 /// Registers of a thread of this warpgroup from now on.

@@ -155,7 +155,7 @@ struct BoxKernel {
                                              Barriers& barriers) {
     const BoxPlan& p = call.plan;
     const int bytes = weight_bytes(call), all = call.blocks, row = half * kWeightRows;
-    const CUtensorMap& map = call.maps[p.planes()];
+    const CUtensorMap& map = call.maps[kMaxPlanes];
     const bool of_to = call.weights == BoxWeights::rows_of_to;
     constexpr int kChunk = kPixelBytes / sizeof(typename Math::Element);
     weights += row * kPixelBytes;
@@ -224,7 +224,12 @@ struct BoxKernel {
         boxes_.wait();
         for_joined([&]<int kPhase>() {
           const auto multiply_steps = [&]<int kSteps>() {
-            multiply_taps<kSteps>(p.h.of[box.i], p.w.of[box.j + kPhase], sums[kPhase], has_products_[kPhase]);
+            const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j + kPhase];
+            if (kTransposable && call_.weights == BoxWeights::rows_of_from) {
+              multiply_taps<kSteps, kTransposable>(h, w, sums[kPhase], has_products_[kPhase]);
+            } else {
+              multiply_taps<kSteps, false>(h, w, sums[kPhase], has_products_[kPhase]);
+            }
           };
           if (steps == 4) {
             multiply_steps.template operator()<4>();
@@ -265,9 +270,6 @@ struct BoxKernel {
 
    private:
     static constexpr bool kTransposable = Output::kWeightsCanLie && sizeof(typename Math::Element) == 2;
-    __device__ __forceinline__ bool rows_of_from() const {
-      return kTransposable && call_.weights == BoxWeights::rows_of_from;
-    }
     __device__ __forceinline__ static void clear(float (&sums)[kSums]) {
 #pragma unroll
       for (float& x : sums) x = 0;
@@ -290,8 +292,8 @@ struct BoxKernel {
       unsigned turn = 0;
     };
 
-    /// Adds the products of taps (h, w) of the box that is there.
-    template <int kSteps>
+    /// Adds the products of taps (h, w) of the box that is there. kTransposed: with rows of `from`.
+    template <int kSteps, bool kTransposed>
     __device__ __forceinline__ void multiply_taps(const BoxTaps& h, const BoxTaps& w, float (&sums)[kSums],
                                                   bool& has_products) {
       constexpr unsigned kPixel = kPixelBytes / 16;
@@ -307,21 +309,12 @@ struct BoxKernel {
                          pixels = uniform(from);
           weights_.wait();
           if constexpr (kParts == 1) {
+            constexpr unsigned kStep = kTransposed ? 16 * kPixelBytes / 16 : 2;
             wgmma_fence();
-            if (rows_of_from()) {
-              if constexpr (kTransposable) {
-                constexpr unsigned kStep = 16 * kPixelBytes / 16;
 #pragma unroll
-                for (int s = 0; s < kSteps; ++s)
-                  wgmma<Math, N, true>(sums, descriptor(weights + kStep * s), descriptor(pixels + 2 * s),
-                                       s > 0 || has_products);
-              }
-            } else {
-#pragma unroll
-              for (int s = 0; s < kSteps; ++s)
-                wgmma<Math, N>(sums, descriptor(weights + 2 * s), descriptor(pixels + 2 * s),
-                               s > 0 || has_products);
-            }
+            for (int s = 0; s < kSteps; ++s)
+              wgmma<Math, N, kTransposed>(sums, descriptor(weights + kStep * s), descriptor(pixels + 2 * s),
+                                          s > 0 || has_products);
             wgmma_commit();
             if (--before_lead_ == 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
             if (weight_before_ >= 0) {
@@ -376,12 +369,16 @@ struct BoxKernel {
     bool has_products_[kJoined] = {};
   };
 
+  __device__ __forceinline__ static void synchronise_consumers() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kTurns + 2), "n"(kConsumerThreads) : "memory");
+  }
+
   __device__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
     const Memory at(call);
-    PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * N; i += kThreads) places[i] = Output::place_of_result(call, i);
-    if (threadIdx.x == 0) {
+    // What brings boxes begins as soon as there are barriers; meanwhile places are found.
+    if (threadIdx.x == kConsumerThreads) {
+      prefetch_map(call.maps[0]);
+      if (call.weights != BoxWeights::packed) prefetch_map(call.maps[kMaxPlanes]);
       for (int s = 0; s < kMostStages; ++s) {
         barriers.full_box[s].initialise(call.tile.slices());
         barriers.full_weight[s].initialise(2);
@@ -404,6 +401,13 @@ struct BoxKernel {
       return bring_weights(call, other - kMostSlices, memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();
+    if (Output::needs_places(call)) {
+      PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
+#pragma unroll 1
+      for (int i = threadIdx.x; i < 2 * N; i += kConsumerThreads)
+        places[i] = Output::place_of_result(call, i);
+      synchronise_consumers();
+    }
     const int warpgroup = warp / (kWarpgroup / 32);
     if (kParts > 1 && warpgroup > 0) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers, warpgroup);
@@ -428,7 +432,8 @@ struct BoxKernel {
       const TileAt next_tile(call, min(next, all - 1));  // while the last products are under way
       consumer.finish(sums);
       if (call.splits == 1) {
-        Output::write(call, tile, places, memory + at.staged, finish, bias, sums);
+        Output::write(call, tile, reinterpret_cast<const PlaceOfResult*>(memory + at.places),
+                      memory + at.staged, finish, bias, sums);
       } else {
         float* const part =
             call.parts + static_cast<std::int64_t>(t) * (kJoined * kSums * kConsumerThreads) + threadIdx.x;

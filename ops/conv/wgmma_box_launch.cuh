@@ -198,7 +198,7 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides
   using Math = typename K::Math;
   const BoxPlan& p = call.plan;
   call.blocks = choice.blocks;
-  call.copies = channel_copies(p.to_channels);
+  call.log_copies = log_channel_copies(p.to_channels);
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
   const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
   const bool packs = bytes > 0 && call.weights == BoxWeights::packed;
@@ -285,6 +285,17 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
           result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i], call.tile.pitch * plan.joined,
                      call.box, channel_copies(plan.to_channels) == 1 ? 2 : 1);
   }
+  if (choice.results == BoxResults::pixels) {
+    announce_bulk_writes(to);
+    const BoxTile& t = call.tile;
+    call.rows_at_once = StoredRows::at_once(t, halves == 2);
+    for (int i = 0; i < plan.h.phases; ++i)
+      for (int j = 0; j < plan.w.phases; ++j)
+        call.maps[plan.planes() + i * plan.w.phases + j] =
+            pixel_map(to, plan.groups, {plan.h.count[i], plan.h.to[i], plan.h.to_step},
+                      {plan.w.count[j], plan.w.to[j], plan.w.to_step},
+                      kPixelBytes / channel_copies(plan.to_channels), t.columns, call.rows_at_once);
+  }
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.negative_slope = static_cast<float>(negative_slope);
   call.to = to.raw();
@@ -300,8 +311,8 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (!Math::kScaled && strides.last)
     call.weights = box_weights(plan, transposed, choice.results, reinterpret_cast<std::uintptr_t>(w.read()));
   const bool lie = call.weights != BoxWeights::packed;
-  if (lie) call.maps[plan.planes()] = weight_map(w, plan.groups, kWeightRows);
-  call.in_order = lie || (choice.results == BoxResults::channels && plan.joined == 1 && sizeof(T) == 2);
+  if (lie) call.maps[kMaxPlanes] = weight_map(w, plan.groups, kWeightRows);
+  call.in_order = lie || (have_channels_last(choice.results) && plan.joined == 1 && sizeof(T) == 2);
   const auto launch = [&]<int kJoined, int kPlaces>() {
     if constexpr (kPlaces <= most_places(kParts, kJoined))
       if (choice.places == kPlaces)

@@ -24,12 +24,13 @@ struct BoxOutput {
   /// weights' are, and those of 16-bit results with the channels last, which are then written by fewer
   /// instructions.
   static constexpr bool kWeightsCanLie = Math::kOperandParts == 1 && !Math::kScaled && kJoined == 1,
-                        kCanBeInOrder = kJoined == 1 && (sizeof(Value) == 2 || kWeightsCanLie);
+                        kCanBeInOrder = kJoined == 1 && (sizeof(Value) == 2 || kWeightsCanLie),
+                        kCanBePixels = kJoined == 1 && sizeof(Value) == 2;
 
   // Sum k of a consumer is of channel `channel(call, k)` of its block and `place(k)` of its warpgroup. A warp
   // has 16 channels; those of channel_copies() have the same ones.
   __device__ __forceinline__ static int channel_of_warp(const BoxArguments& call) {
-    return threadIdx.x % (kWarpgroup / call.copies) / 32 * 16;
+    return (threadIdx.x & ((kWarpgroup >> call.log_copies) - 1)) / 32 * 16;
   }
   __device__ __forceinline__ static int channel(const BoxArguments& call, int k) {
     const int of_thread = threadIdx.x % 32 / 4, second = k / 2 % 2;
@@ -42,13 +43,16 @@ struct BoxOutput {
   __device__ __forceinline__ static int to_second(const BoxArguments& call) {
     return is_in_order(call) ? 8 : 1;
   }
+  __device__ __forceinline__ static int copy_of_warp(const BoxArguments& call) {
+    return threadIdx.x % kWarpgroup >> (7 - call.log_copies);
+  }
   /// Whether a warp's copy writes pass `pass`, and whether that is the last of a turn of all copies.
   __device__ __forceinline__ static bool writes(const BoxArguments& call, int pass) {
-    const int copy = threadIdx.x % kWarpgroup / (kWarpgroup / call.copies);
-    return (pass & (call.copies - 1)) == copy;
+    return (pass & ((1 << call.log_copies) - 1)) == copy_of_warp(call);
   }
   __device__ __forceinline__ static bool ends_turn(const BoxArguments& call, int pass) {
-    return (pass & (call.copies - 1)) == call.copies - 1;
+    const int rest = (1 << call.log_copies) - 1;
+    return (pass & rest) == rest;
   }
   __device__ __forceinline__ static int place(int k) { return k / 4 * 8 + threadIdx.x % 4 * 2 + k % 2; }
   /// The first channel of a consumer's block, in the group.
@@ -162,6 +166,8 @@ struct BoxOutput {
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
                                char* memory, const Finish& finish, const float (&bias)[2], const Sums& sums) {
     if (call.results == BoxResults::boxes) return write_box(call, tile, memory, finish, bias, sums);
+    if constexpr (kCanBePixels)
+      if (call.results == BoxResults::pixels) return write_pixels(call, tile, memory, finish, bias, sums[0]);
     float* const staged = reinterpret_cast<float*>(memory);
     const int first = first_channel(call, tile);
     Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
@@ -187,20 +193,20 @@ struct BoxOutput {
     const ResultBox& box = call.box;
     const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
               half = call.blocks == 1 ? warp / (kWarpgroup / 32) : 0,
-              copy = warp % (kWarpgroup / 32) * call.copies / (kWarpgroup / 32),
+              copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
               first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
               image = tile.image + (call.tile.images > 1 ? half * box.images : 0),
               row = tile.row + (call.tile.images > 1 ? 0 : half * box.rows);
     if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
-    const int channels = call.copies == 1 ? 16 : 8, pitch = box.places * kJoined;  // of a channel
+    const int channels = call.log_copies == 0 ? 16 : 8, pitch = box.places * kJoined;  // of a channel
     Value* const rows = reinterpret_cast<Value*>(memory) + warp * channels * pitch;
     if (lane == 0) await_boxes_read();
     __syncwarp();
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
-      if (call.copies > 1 && copy != odd) continue;
+      if (call.log_copies > 0 && copy != odd) continue;
       const float of_channel[2] = {bias[odd], bias[odd]};
-      Value* const mine = rows + (call.copies == 1 ? lane / 4 * 2 + odd : lane / 4) * pitch;
+      Value* const mine = rows + (call.log_copies == 0 ? lane / 4 * 2 + odd : lane / 4) * pitch;
       constexpr int kGroups = kSums / 4, kAtOnce = kGroups % 4 == 0 ? 4 : kGroups % 2 == 0 ? 2 : 1;
 #pragma unroll
       for (int group = 0; group < kGroups; group += kAtOnce) {  // of eight places
@@ -224,13 +230,71 @@ struct BoxOutput {
     fence_async();
     __syncwarp();
     if (lane == 0) {
-      store_box(call.maps[p.planes() + tile.i], rows, 0, row, image, call.copies == 1 ? 0 : copy,
-                (tile.group * p.to_channels + first_of_warp) / 2);
+      store_box(call.maps[p.planes() + tile.i], shared_address(rows), 0, row, image,
+                call.log_copies == 0 ? 0 : copy, (tile.group * p.to_channels + first_of_warp) / 2);
     }
+  }
+  /// Whether results find their places in a table.
+  __device__ __forceinline__ static bool needs_places(const BoxArguments& call) {
+    return call.splits == 1 && call.results != BoxResults::boxes && call.results != BoxResults::pixels;
   }
   /// What ends a kernel.
   __device__ __forceinline__ static void end(const BoxArguments& call) {
-    if (call.results == BoxResults::boxes) await_boxes();
+    if (call.results == BoxResults::boxes || call.results == BoxResults::pixels) await_boxes();
+  }
+
+  /// With the channels last: a warpgroup has its places' channels in shared memory, from where its warps hand
+  /// rows to the tensor memory accelerator, of as many columns as a tile has, or several at once where
+  /// nothing is between them. All that is left to do is about a sixth of what loops of loads and stores took.
+  __device__ __forceinline__ static void write_pixels(const BoxArguments& call, const TileAt& tile,
+                                                      char* memory, const Finish& finish,
+                                                      const float (&bias)[2], const float (&sums)[kSums]) {
+    const BoxPlan& p = call.plan;
+    const BoxTile& t = call.tile;
+    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
+              half = warp / (kWarpgroup / 32), log_row = 7 - call.log_copies;
+    const unsigned rows = uniform(shared_address(memory)) + half * (((N << log_row) + 1023) & ~1023);
+    if (lane == 0) await_boxes_read();
+    synchronise_warpgroup();
+    // Lanes of a matrix have the same channels of eight places: as bytes are swizzled, other banks.
+    const int mask = (8 >> call.log_copies) - 1, of_eight = lane % 8,
+              vector = (channel_of_warp(call) / 8 + lane / 8 % 2) ^ (of_eight >> call.log_copies & mask),
+              copy = copy_of_warp(call), copies_mask = (1 << call.log_copies) - 1;
+    const unsigned to = rows + ((lane / 16 * 8 + of_eight) << log_row) + vector * kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 8) {  // 16 places
+      if ((i / 8 & copies_mask) != copy) continue;
+      float finished[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) finished[k / 2 % 2 * 4 + k / 4 * 2 + k % 2] = sums[i + k];
+      finish(finished, bias);
+      std::uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float* const pair = finished + k % 2 * 4 + k / 2 * 2;
+        words[k] = __builtin_bit_cast(std::uint32_t,
+                                      Pack<Value, 2>{convert<Value>(pair[0]), convert<Value>(pair[1])});
+      }
+      store_transposed(to + (i * 2 << log_row), words);
+    }
+    fence_async();
+    synchronise_warpgroup();
+    if (lane != 0) return;
+    const StoredRows of_half(t, call.blocks == 1, half);
+    const int at_once = call.rows_at_once;
+    const int channel = first_channel(call, tile);
+    if (channel >= p.to_channels) return;
+    const CUtensorMap& map = call.maps[p.planes() + tile.phase];
+    int turn = warp % (kWarpgroup / 32);
+    for (int n = 0; n < of_half.images && of_half.first_image + n < tile.images; ++n) {
+      const unsigned image = rows + (n * t.image_pixels() << log_row);
+      for (int y = 0; y < of_half.rows && of_half.first_row + y < tile.rows; y += at_once) {
+        if (turn-- != 0) continue;
+        turn = kWarpgroup / 32 - 1;
+        store_box(map, image + (y * t.pitch << log_row), channel, tile.column,
+                  tile.row + of_half.first_row + y, tile.image + of_half.first_image + n, tile.group);
+      }
+    }
   }
 
   /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
@@ -374,10 +438,12 @@ struct BoxOutput {
     static_assert(2 * kPass * kPitch <= kStagedBytes);
     const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
     char* const rows = reinterpret_cast<char*>(staged) + warpgroup * (kPass * kPitch);
-    const int of_row = thread / 32 * 16 + thread % 32 / 4 * 2;
+    [[maybe_unused]] const int of_row = thread / 32 * 16 + thread % 32 / 4 * 2;
     // A row has a place's channels, and of each copy those of a place of another pass.
-    const int v = thread % kVectorsOfPlace, of_copy = kVectorsOfPlace / call.copies, copy = v / of_copy;
-    const int c = (v - copy * of_copy) * kElements;
+    constexpr int kLogVectors = kVectorsOfPlace == 8 ? 3 : kVectorsOfPlace == 16 ? 4 : 5;
+    static_assert(1 << kLogVectors == kVectorsOfPlace);
+    const int v = thread % kVectorsOfPlace, log_of_copy = kLogVectors - call.log_copies,
+              copy = v >> log_of_copy, c = (v - (copy << log_of_copy)) * kElements;
     const bool has_channels = first_channel(call, tile) + c < call.plan.to_channels;
     const unsigned inside_tile = inside(tile, has_channels ? tile.columns[0] : 0);
     to += c;
@@ -390,29 +456,45 @@ struct BoxOutput {
           const int first = pass * 2 * kAll + half * kAll;
           if (first >= kSums) break;
           const Block<kAll> finished(sums, first, finish, bias);
-          if (is_in_order(call)) {
+          const auto stage_in_order = [&] {
             stage_channels<kAll>(finished.values, first, pass * kPass, rows, kPitch);
-            continue;
-          }
+          };
+          if constexpr (sizeof(Value) == 2) {
+            stage_in_order();
+          } else if (is_in_order(call)) {
+            stage_in_order();
+          } else {
 #pragma unroll
-          for (int i = 0; i < kAll; ++i) {
-            if (i % 4 >= 2 || first + i >= kSums) continue;
-            *reinterpret_cast<Pack<Value, 2>*>(rows + (place(first + i) - pass * kPass) * kPitch +
-                                               of_row * sizeof(Value)) = {
-                convert<Value>(finished.values[i]), convert<Value>(finished.values[i + 2])};
+            for (int i = 0; i < kAll; ++i) {
+              if (i % 4 >= 2 || first + i >= kSums) continue;
+              *reinterpret_cast<Pack<Value, 2>*>(rows + (place(first + i) - pass * kPass) * kPitch +
+                                                 of_row * sizeof(Value)) = {
+                  convert<Value>(finished.values[i]), convert<Value>(finished.values[i + 2])};
+            }
           }
         }
       }
       if (pass + 1 < kPasses && !ends_turn(call, pass)) continue;
       synchronise_warpgroup();
-      const int first_place = (pass / call.copies * call.copies + copy) * kPass;
+      const int first_place = ((pass >> call.log_copies << call.log_copies) + copy) * kPass;
+      // Several at a time: all is loaded before anything is stored.
+      constexpr int kAll = kPass * kVectorsOfPlace / kWarpgroup, kAtOnce = sizeof(Value) == 2 ? 4 : 2;
+      static_assert(kAll % kAtOnce == 0);
 #pragma unroll
-      for (int i = 0; i < kPass * kVectorsOfPlace / kWarpgroup; ++i) {
-        const int of_pass = thread / kVectorsOfPlace + i * (kWarpgroup / kVectorsOfPlace);
-        if (first_place + of_pass >= N) break;
-        const PlaceOfResult at = places[first_place + of_pass];
-        store_if(exists(at, inside_tile), to + at.offset,
-                 *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes));
+      for (int begin = 0; begin < kAll; begin += kAtOnce) {
+        PlaceOfResult at[kAtOnce];
+        uint4 values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int of_pass = thread / kVectorsOfPlace + (begin + i) * (kWarpgroup / kVectorsOfPlace);
+          at[i] = places[min(first_place + of_pass, N - 1)];
+          values[i] = *reinterpret_cast<const uint4*>(rows + of_pass * kPitch + v * kVectorBytes);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int of_pass = thread / kVectorsOfPlace + (begin + i) * (kWarpgroup / kVectorsOfPlace);
+          store_if(first_place + of_pass < N && exists(at[i], inside_tile), to + at[i].offset, values[i]);
+        }
       }
       synchronise_warpgroup();
     }
@@ -435,8 +517,9 @@ struct BoxOutput {
                                        convert<Value>(finished[i + 2 * k + 1])};
           words[k] = __builtin_bit_cast(std::uint32_t, pair);
         }
-        store_transposed(rows + ((first + i) * 2 - first_place + lane / 16 * 8 + lane % 8) * pitch +
-                             (of_warp + lane / 8 % 2 * 8) * sizeof(Value),
+        store_transposed(shared_address(rows) +
+                             ((first + i) * 2 - first_place + lane / 16 * 8 + lane % 8) * pitch +
+                             (of_warp + lane / 8 % 2 * 8) * static_cast<int>(sizeof(Value)),
                          words);
       }
     } else {

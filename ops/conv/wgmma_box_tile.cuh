@@ -19,8 +19,9 @@ static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 struct BoxArguments {
   BoxPlan plan;
   BoxTile tile;
-  CUtensorMap maps[kMaxPlanes + 1];  // of planes to read; then, where results are boxes, of phases of rows,
-                                     // or of weights, where these are not packed
+  // Of planes to read; then, where results are boxes, of their phases (of rows, or of pixels). The last is of
+  // weights, where these are not packed.
+  CUtensorMap maps[kMaxPlanes + 1];
   const char* packed;
   BoxWeights weights;
   int kernel_w;
@@ -35,12 +36,13 @@ struct BoxArguments {
   int tiles_block, tiles, splits;
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
   int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
-  int copies;                                                   // channel_copies()
+  int log_copies;                                               // of channel_copies()
   bool in_order;  // of a block's channels; or as block_row() says
   int lead;       // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
-  ResultBox box;  // of results, if they are boxes
-  int half;       // place where the second warpgroup begins, if both have the same channels
+  ResultBox box;     // of results, if they are boxes
+  int rows_at_once;  // of boxes of pixels
+  int half;          // place where the second warpgroup begins, if both have the same channels
   int staged_bytes;
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
