@@ -56,7 +56,7 @@ Tensor tensor_of(const Variable& x) {
 }  // namespace
 
 Variable detail::plain(const ConvCall& c, const Variable& y, const Variable& w, const Variable& bias) {
-  return call<Conv2d>({y, w, bias}, c);
+  return call<Conv2d>({y, w, bias}, c.with(w.tensor().layout()));
 }
 
 Variable conv2d(const Variable& input, const Variable& weight, const Variable& bias,

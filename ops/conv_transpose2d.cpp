@@ -79,7 +79,7 @@ Tensor tensor_of(const Variable& x) {
 }  // namespace
 
 Variable detail::transposed(const ConvCall& c, const Variable& x, const Variable& w, const Variable& bias) {
-  return call<ConvTranspose2d>({x, w, bias}, c);
+  return call<ConvTranspose2d>({x, w, bias}, c.with(w.tensor().layout()));
 }
 
 Variable detail::correlation(const ConvCall& c, const Variable& x, const Variable& y) {

@@ -425,7 +425,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.shared_bytes, kMostSharedBytes);
           ASSERT_LE(
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
-                  choice.staged_bytes + 2 * places * kPlaceBytes,
+                  choice.staged_bytes + places_bytes(choice.results, places),
               kMostSharedBytes);
           // A warpgroup that leads needs no stage that the other one has to give back.
           ASSERT_GE(choice.lead, 1);

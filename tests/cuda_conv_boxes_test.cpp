@@ -114,6 +114,32 @@ TEST_F(CudaConvBoxes, AllWidths) {
   }
 }
 
+// Weights with the channels last are read as they lie, 16-bit results written as boxes of pixels: few
+// channels of results and many, in groups, in part of a block and of a chunk; sums that are split; phases
+// without taps; images in part of a tile, and of one pixel; strides with more phases than there are maps.
+TEST_F(CudaConvBoxes, WithAllChannelsLast) {
+  struct Layer {
+    Shape x;
+    std::int64_t co, kernel, stride, padding, groups;
+  };
+  Share share;
+  for (const Layer& l : {Layer{{5, 40, 13, 14}, 8, 3, 1, 1, 1}, Layer{{5, 40, 13, 14}, 16, 4, 2, 1, 1},
+                         Layer{{7, 64, 9, 11}, 24, 3, 2, 1, 1}, Layer{{7, 64, 9, 11}, 32, 3, 1, 1, 1},
+                         Layer{{3, 144, 12, 10}, 80, 3, 1, 1, 2}, Layer{{3, 80, 12, 10}, 144, 4, 2, 1, 2},
+                         Layer{{1, 512, 6, 6}, 64, 4, 2, 1, 1}, Layer{{4, 72, 9, 10}, 136, 2, 3, 0, 1},
+                         Layer{{3, 64, 60, 70}, 200, 3, 1, 1, 1}, Layer{{37, 64, 1, 1}, 72, 2, 2, 0, 1},
+                         Layer{{2, 64, 6, 7}, 72, 5, 4, 1, 1}, Layer{{2, 64, 6, 7}, 44, 3, 1, 1, 1}}) {
+    const ConvTranspose2dOptions options{.stride = l.stride, .padding = l.padding, .groups = l.groups};
+    const Tensor x = randn(l.x).to(Layout::nhwc).to(kCuda),
+                 w = randn({l.x[1], l.co / l.groups, l.kernel, l.kernel}).to(Layout::nhwc).to(kCuda),
+                 bias = randn({l.co}).to(kCuda);
+    for (const OverBoxes& way : kOverBoxes) {
+      SCOPED_TRACE(concat(l.x, " ", l.co, " kernel ", l.kernel, " ", way));
+      if (share.takes_next()) expect_as_tensor(way, x, w, bias, options, 0.25);
+    }
+  }
+}
+
 // Copies with the channels last by as many thread blocks as large images have: of pixels that are read by
 // four, by two, one by one; of few channels and many, in groups, of images in part of a tile; without rows
 // that no tap reaches.

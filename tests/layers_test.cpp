@@ -3,6 +3,7 @@
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/linear.h>
 #include <tapedeck/nn/optim/adam.h>
+#include <tapedeck/nn/optim/average.h>
 #include <tapedeck/nn/warning.h>
 
 #include <gmock/gmock.h>
@@ -237,31 +238,39 @@ TEST(Layers, TheSameSeedGivesTheSameWeights) {
   EXPECT_NE(first.weight.tensor().to_vector<float>(), other.weight.tensor().to_vector<float>());
 }
 
-// In float64, which hides no mistakes.
+// In float64, which hides no mistakes; also where the layout changes meanwhile.
 TEST(Layers, TrainAlikeWithChannelsLast) {
-  const auto trained = [](Layout layout) {
+  const auto trained = [](const std::vector<Layout>& of_steps) {
     manual_seed(3);
     Sequential net(ConvTranspose2d({.in_channels = 5, .out_channels = 4, .kernel_size = 3, .stride = 2}),
                    LeakyReLU(), Conv2d({.in_channels = 4, .out_channels = 6, .kernel_size = {2, 3}}));
     net.to(DType::float64);
-    net.to(layout);
     optim::Adam adam(net.parameters(), {.lr = 0.01});
-    const Tensor x = randn({2, 5, 6, 7}, {.dtype = DType::float64}).to(layout);
-    for (int step = 0; step < 3; ++step) {
+    optim::ExponentialMovingAverage average(net.parameters(), {.decay = 0.9});
+    const Tensor x = randn({2, 5, 6, 7}, {.dtype = DType::float64});
+    for (const Layout layout : of_steps) {
+      net.to(layout);
       Tape tape;
-      tape.backward(sum(square(net(x))));
+      tape.backward(sum(square(net(x.to(layout)))));
       const Variable weight = net.parameters()[0];
       EXPECT_EQ(to_string(weight.tensor().layout()), to_string(layout));
       EXPECT_EQ(to_string(weight.grad().tensor().layout()), to_string(layout));
       adam.step();
+      average.update();
       net.zero_grad();
     }
-    return net.state_dict();
+    StateDict state = net.state_dict();
+    for (const auto& entry : average.state_dict()) state.push_back(entry);
+    return state;
   };
-  const StateDict rows = trained(Layout::nchw), last = trained(Layout::nhwc);
-  ASSERT_EQ(rows.size(), last.size());
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    expect_close(rows[i].second, last[i].second.to_vector<double>(), 1e-10);
+  using enum Layout;
+  const StateDict rows = trained({nchw, nchw, nchw});
+  for (const auto& layouts : {std::vector{nhwc, nhwc, nhwc}, {nhwc, nchw, nhwc}}) {
+    const StateDict last = trained(layouts);
+    ASSERT_EQ(rows.size(), last.size());
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      expect_close(rows[i].second, last[i].second.to_vector<double>(), 1e-10);
+  }
 }
 
 TEST(Layers, DescribeThemselves) {

@@ -27,7 +27,10 @@ void ExponentialMovingAverage::update() {
     return options_.warmup ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
   };
   Tensors values;
-  for (const Variable& parameter : parameters_) values.push_back(parameter.tensor());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    values.push_back(parameters_[i].tensor());
+    averages_[i] = averages_[i].to(values[i].layout());  // which a module may have changed
+  }
   const Tensor live = replayed_number(averages_[0].device(), next_decay);
   update_averages(averages_, values, live.defined() ? options_.decay : next_decay(), live);
 }

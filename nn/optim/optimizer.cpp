@@ -46,6 +46,7 @@ void Optimizer::complete(State& state, std::size_t slots) {
   while (state.slots.size() < slots) {
     state.slots.push_back(Tensor::zeros(p.shape(), {dtype, p.device(), p.layout()}));
   }
+  for (Tensor& slot : state.slots) slot = slot.to(p.layout());  // which a module may have changed
 }
 
 void Optimizer::step(const Tensor& skip) {

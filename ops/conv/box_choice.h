@@ -13,9 +13,9 @@ namespace tapedeck::conv_gemm {
 inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
 inline constexpr int kMostStages = 8;
 inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
-// Results in shared memory. In nchw a warp has rows of places, one for each of 16 channels, or of 8 channels
-// and pairs; with the channels last a warpgroup has rows of 64 channels, one for each place. Pitches are such
-// that 32 threads meet 32 banks.
+// Results in shared memory, but for boxes. In nchw a warp has rows of places, one for each of 16 channels, or
+// of 8 channels and pairs; with the channels last a warpgroup has rows of 64 channels, one for each place.
+// Pitches are such that 32 threads meet 32 banks.
 inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
 inline constexpr int kPairedPitch = 72, kJoinedPitch = 80;
 inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
@@ -48,6 +48,10 @@ inline constexpr double kGapClocks = 0.35;
 enum class BoxResults { channels, pixels, rows, pairs, boxes };
 constexpr bool have_channels_last(BoxResults results) {
   return results == BoxResults::channels || results == BoxResults::pixels;
+}
+/// Of a table of places, which boxes do not need.
+TAPEDECK_HD constexpr int places_bytes(BoxResults results, int places) {
+  return results == BoxResults::pixels || results == BoxResults::boxes ? 0 : 2 * places * kPlaceBytes;
 }
 
 /// How weights come to shared memory: packed; or, where they have their channels last, as they lie, rows of
@@ -112,7 +116,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const int halves = blocks == 1 ? 2 : 1, weight_bytes = parts * blocks * kBlockBytes;
   if (results == BoxResults::pixels) c.staged_bytes = 2 * staged_pixel_bytes(p, places);
   const auto left_beside = [&](int staged_bytes) {
-    return kMostSharedBytes - staged_bytes - 2 * places * kPlaceBytes;
+    return kMostSharedBytes - staged_bytes - places_bytes(results, places);
   };
   const auto most_pixels = [&](int staged_bytes) {
     return (left_beside(staged_bytes) - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8;
@@ -203,8 +207,13 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                        : results == BoxResults::rows   ? 10
                        : results == BoxResults::pixels ? 2
                                                        : 6;
+  // A row is a store of one of four warps.
+  const StoredRows stored(t, halves == 2, 0);
+  const int stores =
+      results == BoxResults::pixels ? stored.images * stored.rows / StoredRows::at_once(t, halves == 2) : 0;
   const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
-                         channel_copies(p.to_channels);
+                             channel_copies(p.to_channels) +
+                         stores * 10;
   // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
   // has what is in stages to multiply: with less it waits.
   const double tap = step / 2 * steps / std::max(1, p.chunks) * (parts == 1 ? 1 : 3),
@@ -259,8 +268,8 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
       best = {plan, choice};
   };
   const auto offer_narrow = [&](const BoxPlan& plan) {
-    offer(plan, results == BoxResults::channels ? results : BoxResults::rows);
-    if (results == BoxResults::channels && pixels_fit(plan, value_bytes)) offer(plan, BoxResults::pixels);
+    offer(plan, have_channels_last(results) ? BoxResults::channels : BoxResults::rows);
+    if (results == BoxResults::pixels && pixels_fit(plan, value_bytes)) offer(plan, results);
   };
   const auto offer_wide = [&](const BoxPlan& wide) {
     if (results != BoxResults::pairs && results != BoxResults::boxes) return;

@@ -46,6 +46,8 @@ std::string to_string(const ConvExplanation& e);
 
 /// For tensors of this geometry on a device, whose x and y have the given dtype and layout, and start where
 /// tensors of their own do. On a GPU, asks that one which instructions it has.
+/// It takes weights as row-major; with their channels last the kernels are the same, and some need no copy of
+/// them, others one more.
 ConvExplanation explain(const ConvTranspose2dGeometry& g, DType dtype = DType::float32,
                         Layout layout = Layout::nchw, Device device = {});
 

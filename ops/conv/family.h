@@ -17,6 +17,12 @@ struct ConvCall {
   ConvTranspose2dGeometry geometry;
   Layout layout = Layout::nchw, weight_layout = Layout::nchw;
   std::optional<ConvAlgorithm> algorithm = ConvAlgorithmScope::current();  // of the map's gradients, too
+
+  ConvCall with(Layout of_weight) const {
+    ConvCall call = *this;
+    call.weight_layout = of_weight;
+    return call;
+  }
 };
 
 /// conv_transpose2d; bias may be undefined.

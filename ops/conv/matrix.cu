@@ -1,11 +1,11 @@
 // A bias for each channel of y becomes one for each column of the product, which its epilogue adds and
-// rectifies. Where y has its channels last, so does a copy of the weight.
+// rectifies. Where y has its channels last, so does the weight, or a copy of it.
 //
 // What there is to do is too little for tiles of pixels, which gather one pixel for each tap. On an H200 (us,
 // dcgan1 of bench/compare_gpu.py, before: wgmma kernels): float32 forward 8.5 (36.9), input gradient 15.8
 // (26.9), weight gradient 9.5 (23.5); TF32 5.8 (33.0), 7.9 (23.6), 5.5 (21.5); bfloat16 4.8 (26.6), 8.2
 // (19.6), 5.0 (20.1); of 8192 images in float32 371 (1255), 356 (339), 336 (339).
-// Channels last in bfloat16 10.3 (20.1), 13.5 (15.4).
+// Channels last in bfloat16 10.3 (20.1), 13.5 (15.4); with such weights 4.8 and 8.2.
 #include <tapedeck/ops/conv/matrix.cuh>
 
 #include <limits>
@@ -71,10 +71,12 @@ void matrix(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fro
 void matrix_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   const std::int64_t m = columns_of(g);
   const Layout order = order_of(g, y.layout());
-  const Tensor product = order == w.layout() ? w : Tensor::empty(w.shape(), {w.dtype(), w.device(), order});
+  const Tensor result = g.h.kernel * g.w.kernel == 1 ? w.to(order) : w;  // one memory, if in either order
+  const Tensor product =
+      order == result.layout() ? result : Tensor::empty(w.shape(), {w.dtype(), w.device(), order});
   announce_bulk_writes(product);
   matmul(of_columns(x, g.ci), Transpose::yes, of_columns(y, m), Transpose::no, {}, of_columns(product, m));
-  if (order != w.layout()) w.copy_(product);
+  if (order != result.layout()) result.copy_(product);
 }
 
 std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout layout,

@@ -1,4 +1,4 @@
-// What the tensor memory accelerator has to know of images.
+// What the tensor memory accelerator has to know of images, weights and results.
 #pragma once
 
 #include <cuda.h>

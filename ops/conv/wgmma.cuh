@@ -311,14 +311,17 @@ __device__ __forceinline__ void store_transposed(unsigned shared, const std::uin
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// Stores a box of shared memory by the tensor memory accelerator, to these places of the map's axes on.
+/// Stores a box of shared memory by the tensor memory accelerator, to these places of the map's axes on; with
+/// commit_boxes() behind the last of some.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned shared, int a, int b, int c, int d,
                                           int e) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n"
-      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
       "r"(shared), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e)
       : "memory");
+}
+__device__ __forceinline__ void commit_boxes() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 /// For the thread that stored boxes: their shared memory is read; they are written.
 __device__ __forceinline__ void await_boxes_read() {

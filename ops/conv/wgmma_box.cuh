@@ -1,7 +1,7 @@
 // conv_transpose2d and conv2d over boxes of pixels (box_plan.h) on Hopper's tensor cores.
 //
 //   global --tensor memory accelerator--> boxes of pixels (kPixelBytes of channels each) --+
-//   global --bulk copies----------------> weights of a tap, packed ------------------------+- wgmma -->
+//   global --bulk copies, or as boxes---> weights of a tap, packed, or as they lie --------+- wgmma -->
 //   registers
 //
 // wgmma multiplies D[64 channels, N pixels] += W[64, K] * box[N, K]^T. A tap moves all pixels of a tile by
@@ -26,6 +26,7 @@
 // kernels for many numbers of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo
 // (box_plan.h; up to 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's
 // gradient; letting the next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow;
+// two taps in a group of products where these are of few places (0.97 to 1.07 times as long);
 // clusters of two blocks whose boxes come to both at once, which are no faster (the second-level cache does
 // not bound) or slower, and whose arrivals at barriers must not be releases to the cluster; weights that are
 // packed by pairs of channels (1.04 to 1.2 times as long); copies of scaled halves beside that kernel, which
@@ -67,7 +68,7 @@ struct BoxKernel {
         : weights(call.box_stages * kParts * call.box_bytes),
           staged(weights + call.weight_stages * weight_bytes(call)),
           places(staged + call.staged_bytes),
-          end(places + 2 * N * static_cast<int>(sizeof(PlaceOfResult))) {}
+          end(places + places_bytes(call.results, N)) {}
     int weights, staged, places, end;
   };
   /// Of a tap, all parts.

@@ -59,7 +59,7 @@ inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Facto
 /// The most that is written at once of results of so many bytes, in images `width` wide of a tensor that
 /// begins at an address. The tensor memory accelerator knows multiples of 16 bytes.
 inline BoxResults box_results(Layout layout, std::int64_t width, int bytes, std::uintptr_t address) {
-  if (layout != Layout::nchw) return BoxResults::channels;
+  if (layout != Layout::nchw) return address % 16 == 0 ? BoxResults::pixels : BoxResults::channels;
   if (width * bytes % 16 == 0 && address % 16 == 0) return BoxResults::boxes;
   return width % 2 == 0 && address % (2 * static_cast<unsigned>(bytes)) == 0 ? BoxResults::pairs
                                                                              : BoxResults::rows;
@@ -83,7 +83,7 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   MapWay way;
   way.plan = Plan(g, transposed, f.element_bytes);
   way.windows = windows_tile(way.plan, f.parts);
-  const bool gaps = results != BoxResults::channels && transposed && g.w.stride > 1;
+  const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1;
   const double of_windows =
       way.windows.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
   double clocks = of_windows;  // the least so far
