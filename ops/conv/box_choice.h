@@ -49,9 +49,10 @@ enum class BoxResults { channels, pixels, rows, pairs, boxes };
 constexpr bool have_channels_last(BoxResults results) {
   return results == BoxResults::channels || results == BoxResults::pixels;
 }
-/// Of a table of places, which boxes do not need.
+/// Of a table of places, which boxes of pixels do without. (So do boxes of nchw; but tiles that take that
+/// room, too, leave less for weights.)
 TAPEDECK_HD constexpr int places_bytes(BoxResults results, int places) {
-  return results == BoxResults::pixels || results == BoxResults::boxes ? 0 : 2 * places * kPlaceBytes;
+  return results == BoxResults::pixels ? 0 : 2 * places * kPlaceBytes;
 }
 
 /// How weights come to shared memory: packed; or, where they have their channels last, as they lie, rows of
@@ -244,7 +245,11 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
     for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
       if (places > most_places(parts, p.joined)) return;
       const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes);
-      if (c.places > 0 && (best.places == 0 || c.clocks < best.clocks)) best = c;
+      // The same tile in more places is more to multiply, which the estimate may not see.
+      const BoxTile &t = c.tile, &b = best.tile;
+      const bool wastes = results == BoxResults::pixels && best.places > 0 && blocks == best.blocks &&
+                          t.images == b.images && t.rows == b.rows && t.columns == b.columns;
+      if (c.places > 0 && !wastes && (best.places == 0 || c.clocks < best.clocks)) best = c;
     }
   };
   const auto offer_all = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
