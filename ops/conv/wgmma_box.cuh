@@ -21,19 +21,19 @@
 // with several parts warpgroups take turns at the tensor cores.
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 642 TFLOP/s; 64 to 64 channels, 3x3: 494, where tensor cores still wait for results to be
-// written. What mattered: that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast);
-// kernels for many numbers of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo
-// (box_plan.h; up to 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's
-// gradient; letting the next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow;
-// two taps in a group of products where these are of few places (0.97 to 1.07 times as long);
-// clusters of two blocks whose boxes come to both at once, which are no faster (the second-level cache does
-// not bound) or slower, and whose arrivals at barriers must not be releases to the cluster; weights that are
-// packed by pairs of channels (1.04 to 1.2 times as long); copies of scaled halves beside that kernel, which
-// made a VAE's layer in float32 16 us instead of 19, and others hardly faster, but must have the stream to
-// themselves; moments of channels for a batch normalisation behind it, from sums in registers with a branch
-// for each place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results
-// again takes 7 to 15, and large layers up to 12% more without being asked for them.
+// 4, stride 2: 659 TFLOP/s; 64 to 64 channels, 3x3: 595; 1024 to 512, kernel 2, stride 2: 540. What mattered:
+// that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast); kernels for many numbers
+// of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
+// 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
+// next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow; two taps in a group of
+// products where these are of few places (0.97 to 1.07 times as long); clusters of two blocks whose boxes
+// come to both at once, which are no faster (the second-level cache does not bound) or slower, and whose
+// arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of channels
+// (1.04 to 1.2 times as long); copies of scaled halves beside that kernel, which made a VAE's layer in
+// float32 16 us instead of 19, and others hardly faster, but must have the stream to themselves; moments of
+// channels for a batch normalisation behind it, from sums in registers with a branch for each place: a
+// DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15,
+// and large layers up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>
