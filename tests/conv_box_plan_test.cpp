@@ -129,11 +129,14 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 static_cast<std::size_t>(p.joined),
                 std::vector<Values>(static_cast<std::size_t>(p.to_channels),
                                     Values(static_cast<std::size_t>(places), 0.0)));
+            int taps = 0;
             BoxPlan::Box next = p.box_of(phase, 0);
             for (int b = 0; b < p.boxes(phase); ++b, p.advance(next)) {
               const BoxPlan::Box at = p.box_of(phase, b);
               EXPECT_EQ(std::tie(at.i, at.j, at.chunk), std::tie(next.i, next.j, next.chunk));
               const BoxTaps& of_h = p.h.of[at.i];
+              EXPECT_EQ(p.taps_of_boxes(phase, 0, b), taps);
+              for (int joined = 0; joined < p.joined; ++joined) taps += p.taps(at.i, at.j + joined);
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
                 EXPECT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
                 const std::int64_t channel = std::int64_t{group} * p.from_channels + at.chunk * channels + k;
@@ -394,7 +397,7 @@ TEST(ConvBoxPlan, WeightGradients) {
 // What the kernel relies on, for plans of all sizes.
 TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
   ConvRandom random(45);
-  int chosen = 0;
+  int chosen = 0, turns = 0;
   for (int i = 0; i < 3000; ++i) {
     const ConvCase c = random.conv_case(i % 4 == 0 ? 300 : i % 4 == 1 ? 70 : 12, i % 2 == 0 ? 20 : 300);
     const ConvTranspose2dGeometry g = geometry_of(c);
@@ -405,18 +408,21 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
       const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, i % 5 < 2 && split == BoxSplit::none, split);
       if (p.planes() > kMaxPlanes) continue;
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
-        for (int blocks : {1, 2}) {
+        for (const auto& [blocks, in_turns] : {std::pair(1, false), {2, false}, {1, true}}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
           const auto results = static_cast<BoxResults>(i % 7 % 5);
           if (places > most_places(parts, p.joined)) continue;
-          const BoxChoice choice = box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4);
+          if (in_turns && !can_take_turns(p, parts, results)) continue;
+          const BoxChoice choice =
+              box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns);
           if (choice.places == 0) continue;
+          turns += in_turns ? 1 : 0;
           ++chosen;
           ASSERT_GE(choice.box_stages, 2);
           ASSERT_GE(choice.weight_stages, 2);
           ASSERT_LE(choice.weight_stages, kMostStages);
           const BoxTile& t = choice.tile;
-          ASSERT_LE(t.places(), (2 - blocks) * choice.half + places);
+          ASSERT_LE(t.places(), (choice.halves() - 1) * choice.half + places);
           ASSERT_LE(t.pitch, kMostOfBox);
           ASSERT_LE(t.box_rows, kMostOfBox);
           ASSERT_LE(t.images, kMostOfBox);
@@ -427,8 +433,12 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
                   choice.staged_bytes + places_bytes(choice.results, places),
               kMostSharedBytes);
-          // A warpgroup that leads needs no stage that the other one has to give back.
-          ASSERT_GE(choice.lead, 1);
+          // A warpgroup that leads needs no stage that the other one has to give back. One that has its turn
+          // needs none, and does not split sums.
+          ASSERT_EQ(choice.lead == 0, in_turns);
+          if (in_turns) {
+            ASSERT_EQ(choice.splits, 1);
+          }
           ASSERT_LE(choice.lead, choice.weight_stages);
           for (int a = 0; a < p.h.phases * p.h.reads; ++a)
             for (int b = 0; b < p.w.phases * p.w.reads; b += p.joined) {
@@ -446,6 +456,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
     }
   }
   EXPECT_GT(chosen, 1000);
+  EXPECT_GT(turns, 1000);
 }
 
 /// A way in numbers: what differs where its plan or its choice does.
@@ -454,20 +465,35 @@ std::vector<double> numbers_of(const BoxWay& way) {
   const BoxChoice& c = way.choice;
   const BoxTile& t = c.tile;
   std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
-  for (const int n : {c.places,       c.blocks,
-                      c.box_stages,   c.weight_stages,
-                      c.lead,         c.splits,
-                      c.box_bytes,    c.shared_bytes,
-                      c.staged_bytes, c.half,
-                      t.images,       t.rows,
-                      t.columns,      t.pitch,
-                      t.box_rows,     p.n,
-                      p.groups,       p.from_channels,
-                      p.from_h,       p.to_channels,
-                      p.from_w,       p.elements,
-                      p.vectors,      p.chunks,
-                      p.joined,       static_cast<int>(p.split),
-                      p.weights,      static_cast<int>(c.results)})
+  for (const int n : {c.places,
+                      c.blocks,
+                      c.box_stages,
+                      c.weight_stages,
+                      c.lead,
+                      c.splits,
+                      c.box_bytes,
+                      c.shared_bytes,
+                      c.staged_bytes,
+                      c.half,
+                      t.images,
+                      t.rows,
+                      t.columns,
+                      t.pitch,
+                      t.box_rows,
+                      p.n,
+                      p.groups,
+                      p.from_channels,
+                      p.from_h,
+                      p.to_channels,
+                      p.from_w,
+                      p.elements,
+                      p.vectors,
+                      p.chunks,
+                      p.joined,
+                      static_cast<int>(p.split),
+                      p.weights,
+                      static_cast<int>(c.results),
+                      c.in_turns ? 1 : 0})
     numbers.push_back(n);
   for (const BoxAxis* a : {&p.h, &p.w}) {
     for (const int n : {a->phases, a->planes, a->to_step, a->step, a->reads, a->taps}) numbers.push_back(n);

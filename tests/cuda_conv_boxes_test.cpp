@@ -5,7 +5,7 @@
 #include <limits>
 
 #include <tapedeck/ops/arithmetic.h>
-#include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::test {
 namespace {
@@ -192,6 +192,42 @@ TEST_F(CudaConvBoxes, BoxesOfResults) {
   }
   if (test_share() == 1) {
     EXPECT_GT(boxes, 20);  // of what is checked here: those of few taps
+  }
+}
+
+// Tiles that warpgroups have in turns: an even number and an odd one a thread block, whose taps do not fill
+// all stages; several chunks of channels, groups, phases of different numbers of taps, and of none.
+TEST_F(CudaConvBoxes, TilesInTurns) {
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  int layers = 0, turns = 0;
+  for (const Layer& l : {Layer{{4, 64, 131, 140}, 64, {3, 3}, {}}, Layer{{9, 64, 120, 121}, 64, {3, 7}, {}},
+                         Layer{{9, 64, 118, 126}, 40, {3, 5}, {.padding = 1}},
+                         Layer{{3, 72, 100, 150}, 64, {5, 5}, {.padding = 2}},
+                         Layer{{7, 128, 100, 101}, 128, {3, 5}, {.padding = 1, .groups = 2}},
+                         Layer{{9, 128, 64, 64}, 64, {4, 4}, {.stride = 2, .padding = 1}},
+                         Layer{{9, 64, 70, 90}, 64, {5, 5}, {.stride = 2, .padding = 1}},
+                         Layer{{5, 64, 60, 62}, 48, {3, 3}, {.stride = 4}}}) {
+    if (layers++ % test_share() != 0) continue;
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      const Tensor x = randn(l.x).to(layout).to(kCuda), b = randn({l.co}).to(kCuda),
+                   w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(layout).to(kCuda);
+      const auto g = conv_transpose2d_geometry(x, w, b, l.options);
+      for (const OverBoxes& way : kOverBoxes) {
+        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", way));
+        const auto results = conv_gemm::box_results(layout, g.w.out, static_cast<int>(size_of(way.dtype)), 0);
+        const conv_gemm::BoxChoice choice = box_way(way, g, results).choice;
+        if (choice.in_turns && choice.tiles > 3 * 132) ++turns;
+        expect_as_tensor(way, x, w, b, l.options, 0.25);
+      }
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(turns, 8);
   }
 }
 

@@ -76,11 +76,15 @@ struct BoxChoice {
   int places = 0, blocks = 1, box_stages = 0, weight_stages = 0, lead = 0, splits = 1;
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   int staged_bytes = kStagedBytes;      // of results
+  bool in_turns = false;                // warpgroups have a tile each; else halves of it, or of its channels
   int half = 0;                         // place where the second half of the tile begins, if there are two
   BoxTile tile;
   BoxResults results = BoxResults::channels;
   std::int64_t tiles = 0;
   double clocks = 0;  // an estimate of the time
+
+  /// Of a tile's places, that warpgroups have.
+  int halves() const { return blocks == 1 && !in_turns ? 2 : 1; }
 };
 
 inline constexpr int kMostSharedBytes = 225 * 1024;  // and 1024 to align, and barriers
@@ -109,12 +113,20 @@ inline int staged_box_bytes(const BoxPlan& p, const ResultBox& box, int value_by
   return (channel_copies(p.to_channels) == 1 ? 16 : 8) * box.places * p.joined * value_bytes;
 }
 
+/// Whether warpgroups may have tiles in turns. What it is slow for is left out: in nchw joined phases (1.3
+/// times as long for a DCGAN's layer), boxes of results, and few channels (1.05 times for 32).
+inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
+  if (parts > 1 || p.joined > 1) return false;
+  return have_channels_last(results) || (results != BoxResults::boxes && channel_copies(p.to_channels) == 1);
+}
+
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
-/// does not fit. `value_bytes`: of a result, where these are written as boxes.
+/// does not fit. `value_bytes`: of a result, where these are written as boxes. `in_turns`: of one block.
 inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results,
-                            int value_bytes = 4) {
+                            int value_bytes = 4, bool in_turns = false) {
   BoxChoice c;
-  const int halves = blocks == 1 ? 2 : 1, weight_bytes = parts * blocks * kBlockBytes;
+  c.blocks = blocks, c.in_turns = in_turns;
+  const int halves = c.halves(), weight_bytes = parts * blocks * kBlockBytes;
   if (results == BoxResults::pixels) c.staged_bytes = 2 * staged_pixel_bytes(p, places);
   const auto left_beside = [&](int staged_bytes) {
     return kMostSharedBytes - staged_bytes - places_bytes(results, places);
@@ -154,7 +166,6 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   c.results = results;
   const BoxTile& t = c.tile;
   const int part_bytes = (t.pixels() + 7) / 8 * 1024, box_bytes = parts * part_bytes;
-  c.blocks = blocks;
   c.weight_stages = std::min(4, (left - 2 * box_bytes) / weight_bytes);
   c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
   // Places beyond a box's last are read, too: of the last box beyond its end.
@@ -189,7 +200,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   }
   boxes = std::max(boxes, p.phases() * p.chunks);
   // No warpgroup may wait for a stage that the other one has not begun with.
-  c.lead = std::min(c.weight_stages, c.box_stages * least_taps);
+  c.lead = in_turns ? 0 : std::min(c.weight_stages, c.box_stages * least_taps);
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   // Products of half as many places at once, as joined phases have, take longer than half.
   const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
@@ -221,13 +232,34 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                refilled = taps * p.chunks * (2 * tap + 1000) / c.weight_stages,
                alone = 600 + std::min(written, 6.0 * places),
                others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
+  const double packing = 4000 + packed_box_bytes(p, blocks, parts) / 280;
+  if (in_turns) {
+    // One warpgroup multiplies while the other one writes, which takes it as long as it takes both (an
+    // H200's profile: 50 clocks a place of nchw). Fitted to layers that were timed both ways: it is slower
+    // than what is counted in nchw, with few tiles, where both could share a box, and where mostly both
+    // write.
+    const double of_place_alone = results == BoxResults::channels ? 20
+                                  : results == BoxResults::pixels ? 5
+                                                                  : 50,
+                 written_alone =
+                     written + places * (of_place_alone - of_place) / channel_copies(p.to_channels),
+                 multiplied_alone = taps * (steps * step / 2 + p.chunks * 50) / p.phases(),
+                 refilled_alone = taps * p.chunks * (tap + 1000) / c.weight_stages / p.phases(),
+                 turn = std::max({multiplied_alone, brought / p.phases(), refilled_alone,
+                                  (multiplied_alone + written_alone + 600) / 2}),
+                 missed = (have_channels_last(results) ? 1 : 1.05) * (c.tiles <= 132 ? 1.05 : 1) *
+                          (p.to_channels > kBlockChannels ? 1.05 : 1) *
+                          (written_alone > 1.5 * multiplied_alone ? 1.08 : 1);
+    c.clocks = missed * static_cast<double>(count(c.tiles, 132)) * 1.1 * turn + written_alone + 600 + packing;
+    return c;
+  }
   const double tile = 1.2 * std::max({multiplied, brought, refilled}) / p.phases() + written + others;
   // Splits as far as there are multiprocessors without work, at least eight taps each.
   const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
   c.splits = static_cast<int>(
       std::clamp<std::int64_t>(132 / std::max<std::int64_t>(1, c.tiles), 1, std::max<std::int64_t>(1, most)));
   c.clocks = static_cast<double>(count(c.tiles * c.splits, 132)) * tile / c.splits +
-             (c.splits > 1 ? 20000 : 0) + 4000 + packed_box_bytes(p, blocks, parts) / 280;
+             (c.splits > 1 ? 20000 : 0) + packing;
   return c;
 }
 
@@ -242,15 +274,19 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
   BoxChoice best;
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
   const auto offer = [&](int places) {
-    for (int blocks = 1; blocks <= (p.to_channels > kBlockChannels ? 2 : 1); ++blocks) {
-      if (places > most_places(parts, p.joined)) return;
-      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes);
+    if (places > most_places(parts, p.joined)) return;
+    const auto consider = [&](int blocks, bool in_turns) {
+      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns);
       // The same tile in more places is more to multiply, which the estimate may not see.
       const BoxTile &t = c.tile, &b = best.tile;
       const bool wastes = results == BoxResults::pixels && best.places > 0 && blocks == best.blocks &&
-                          t.images == b.images && t.rows == b.rows && t.columns == b.columns;
+                          in_turns == best.in_turns && t.images == b.images && t.rows == b.rows &&
+                          t.columns == b.columns;
       if (c.places > 0 && !wastes && (best.places == 0 || c.clocks < best.clocks)) best = c;
-    }
+    };
+    consider(1, false);
+    if (p.to_channels > kBlockChannels) consider(2, false);
+    if (can_take_turns(p, parts, results)) consider(1, true);
   };
   const auto offer_all = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (offer(kPlaces), ...);

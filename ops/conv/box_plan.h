@@ -274,6 +274,14 @@ struct BoxPlan {
     if (++box.j < box.end) return;
     box.j = box.first, ++box.i;
   }
+  /// Taps of a phase's boxes from `begin` to `end`, of all joined phases.
+  TAPEDECK_HD int taps_of_boxes(int phase, int begin, int end) const {
+    int all = 0;
+    Box box = box_of(phase, begin);
+    for (int b = begin; b < end; ++b, advance(box))
+      for (int k = 0; k < joined; ++k) all += taps(box.i, box.j + k);
+    return all;
+  }
   /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
   TAPEDECK_HD int weight_of_taps(int i, int j, int chunk) const {
     return (h.of[i].before * w.taps + h.of[i].taps * w.of[j].before) * chunks + chunk * taps(i, j);

@@ -47,6 +47,7 @@ struct Arguments {
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
+  bool beside = false;                   // preparations.cuh
 };
 
 // What an element becomes: kParts of type To.
@@ -112,10 +113,10 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
   constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
                 kTurns = kPixels * kAcross / (kStep * 32), kWords = kRowWords / (kWarps * kAcross),
                 kLanes = 32 / kAcross;
-  await_previous();
+  begin_preparation(a.beside);
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   Split split(a.largest, a.scale);
-  if (!split.has_work()) return;
+  if (!split.has_work()) return end_preparation(a.beside);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int log_of_pixel = 5 - a.log_split, of_pixel = 1 << log_of_pixel;  // words
   for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
@@ -210,16 +211,18 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
     }
   }
   split.finish();
+  end_preparation(a.beside);
 }
 
 /// A thread has vectors of each part.
 template <class Split>
-__global__ void __launch_bounds__(kThreads) split_kernel(const float4* from, uint4* to, std::int64_t count,
-                                                         int of_pixel, const unsigned* largest, Scale scale) {
+__global__ void __launch_bounds__(kThreads)
+    split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest,
+                 Scale scale, bool beside) {
   constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
-  await_previous();
+  begin_preparation(beside);
   Split split(largest, scale);
-  if (!split.has_work()) return;
+  if (!split.has_work()) return end_preparation(beside);
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += std::int64_t{gridDim.x} * kThreads) {
     const float4 x[2] = {from[2 * i], from[2 * i + 1]};
@@ -238,13 +241,14 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const float4* from, uin
       *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
   }
   split.finish();
+  end_preparation(beside);
 }
 
-/// launch(scale), and where the scale is a guess, once more.
+/// launch(scale, whether it is beside others), and where the scale is a guess, once more.
 template <class F>
-void launch_scaled(const Magnitude& largest, const F& launch) {
-  launch(largest.is_guess ? Scale::guessed : Scale::known);
-  if (largest.is_guess) launch(Scale::repeated);
+void launch_scaled(const Magnitude& largest, Preparations& preparations, const F& launch) {
+  launch(largest.is_guess ? Scale::guessed : Scale::known, preparations.next_is_beside());
+  if (largest.is_guess) launch(Scale::repeated, false);
 }
 /// A thread block for each of `parts`, or few if they hardly ever have work.
 unsigned blocks_of(Device device, std::int64_t parts, Scale scale) {
@@ -266,57 +270,29 @@ std::optional<unsigned> phases_copied(const ConvAxis* rows) {
   return phases;
 }
 
-}  // namespace
-
-bool ChannelsLast::takes_all(const ConvAxis* rows) {
-  return !phases_copied(rows);
-}
-
+/// Queues what fills a copy. `a`: of the copy, and its channels.
 template <class Split>
-void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest) {
+void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparations& preparations) {
   using From = typename Split::From;
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
-  const int channels = static_cast<int>(images.size(1)), padded = group_channels * groups;
-  const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
-  strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
-  const std::optional<unsigned> phases = phases_copied(rows);
-  const OperandForm form{
-      kParts, sizeof(typename Split::To), groups,
-      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0};
-  copy_ = OperandCopies::find(images, form);
-  data = copy_.get();
-  if (copy_ != nullptr) return;
-  check(!largest.is_guess || !phases, "conv: a guessed magnitude of a copy that leaves rows out");
-  const auto copy = std::make_shared<Storage>(
-      static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
-  auto* const to = static_cast<uint4*>(copy->data());
-  data = to;
-  copy_ = std::shared_ptr<void>(copy, to);
-  OperandCopies::keep(images, form, copy_);
-  if (images.count() == 0) return;
   const Device device = images.device();
   if constexpr (std::is_same_v<From, float>) {
-    if (has_channels_last(images) && padded == channels) {
+    if (has_channels_last(images) && a.padded == a.channels) {
       const std::int64_t count = images.count() / kElements;
-      return launch_scaled(largest, [&](Scale scale) {
+      return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
         launch_kernel("conv: halves", device, split_kernel<Split>,
                       blocks_of(device, ceil_div(count, kThreads), scale), kThreads,
-                      static_cast<const float4*>(images.read()), to, count, padded / kElements, largest.words,
-                      scale);
+                      static_cast<const float4*>(images.read()), a.to, count, a.padded / kElements,
+                      largest.words, scale, beside);
       });
     }
   }
-  Arguments a{};
-  if (phases) {
-    a.stride = static_cast<int>(rows->stride), a.padding = static_cast<int>(rows->padding);
-    a.phases = *phases;
-  }
+  const std::int64_t plane = images.size(2) * images.size(3);
+  uint4* const to = a.to;
   a.largest = largest.words;
   a.strides = ImageStrides(images.strides());
   a.plane = conv_gemm::Divider(plane), a.width = conv_gemm::Divider(images.size(3));
-  a.group = conv_gemm::Divider(group_channels);
-  a.group_channels = channels / groups, a.channels = channels, a.padded = padded;
-  const int words = padded * kVectorBytes / kElements / 4;
+  const int words = a.padded * kVectorBytes / kElements / 4;
   while (words <= kRowWords >> (a.log_split + 1)) ++a.log_split;
   const auto neighbours = [&](int count) {
     return images.layout() == Layout::nchw && plane % count == 0 &&
@@ -335,17 +311,55 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   const auto kernel = few ? kernel_of.template operator()<true>() : kernel_of.template operator()<false>();
   // Kernels count pixels in 31 bits.
   const std::int64_t images_at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / plane);
-  launch_scaled(largest, [&](Scale scale) {
-    a.scale = scale;
-    for (std::int64_t n = 0; n < images.size(0); n += images_at_once) {
+  launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
+    a.scale = scale, a.beside = beside;
+    for (std::int64_t n = 0; n < images.size(0); n += images_at_once, a.beside = true) {
       a.from = static_cast<const From*>(images.read()) + n * a.strides.n;
-      a.to = to + n * of_image;
+      a.to = to + n * plane * a.padded * kParts / kElements;
       a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * plane);
       const std::int64_t tiles = tiles_of(a.pixels, few);
       a.tiles = static_cast<int>(grid_size("conv", tiles));
       launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, scale), kThreads, a);
     }
   });
+}
+
+}  // namespace
+
+bool ChannelsLast::takes_all(const ConvAxis* rows) {
+  return !phases_copied(rows);
+}
+
+template <class Split>
+void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest) {
+  constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
+  const int padded = group_channels * groups;
+  const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
+  strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
+  const std::optional<unsigned> phases = phases_copied(rows);
+  const OperandForm form{
+      kParts, sizeof(typename Split::To), groups,
+      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0};
+  copy_ = OperandCopies::find(images, form);
+  data = copy_.get();
+  if (copy_ != nullptr) return;
+  check(!largest.is_guess || !phases, "conv: a guessed magnitude of a copy that leaves rows out");
+  const auto copy = std::make_shared<Storage>(
+      static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
+  auto* const to = static_cast<uint4*>(copy->data());
+  data = to;
+  copy_ = std::shared_ptr<void>(copy, to);
+  OperandCopies::keep(images, form, copy_);
+  if (images.count() == 0) return;
+  Arguments a{};
+  a.to = to;
+  if (phases) {
+    a.stride = static_cast<int>(rows->stride), a.padding = static_cast<int>(rows->padding);
+    a.phases = *phases;
+  }
+  a.channels = static_cast<int>(images.size(1)), a.group_channels = a.channels / groups;
+  a.group = conv_gemm::Divider(group_channels), a.padded = padded;
+  make_ = [images, largest, a](Preparations& preparations) { fill<Split>(images, largest, a, preparations); };
 }
 
 ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {

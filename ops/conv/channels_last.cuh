@@ -1,17 +1,19 @@
 // Images as vectors of channels: what kernels read that gather by 16 bytes.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/ops/conv/preparations.cuh>
 #include <tapedeck/ops/largest.cuh>
 
 namespace tapedeck::cu {
 
 /// Elements of `images` [n,c,h,w] in the order n, h, w, group, channel, a group's channels padded with zeros
-/// to whole vectors of conv_gemm::kVectorBytes: the tensor itself where it is like this, else a copy, made on
-/// the current stream. channels_last.cu.
+/// to whole vectors of conv_gemm::kVectorBytes: the tensor itself where it is like this, else a copy, which
+/// make() fills. channels_last.cu.
 class ChannelsLast {
  public:
   /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
@@ -20,6 +22,11 @@ class ChannelsLast {
   /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`
   /// magnitude: a pixel has the first parts of all groups, then the second ones, like so many more groups.
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const Magnitude& largest);
+
+  /// Queues what fills the copy on the current stream, if there is one and it is new.
+  void make(Preparations& preparations) const {
+    if (make_) make_(preparations);
+  }
 
   /// Whether copies leave no rows out.
   static bool takes_all(const ConvAxis* rows);
@@ -33,6 +40,7 @@ class ChannelsLast {
   void copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest);
 
   std::shared_ptr<void> copy_;
+  std::function<void(Preparations&)> make_;
 };
 
 }  // namespace tapedeck::cu

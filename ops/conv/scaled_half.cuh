@@ -48,15 +48,16 @@ __device__ __forceinline__ bool is_beyond(unsigned largest, unsigned other) {
   return exponent_of(largest) > exponent_of(other);
 }
 
-/// What takes the scales of two operands from sums of products: two factors of about the same size, so that
-/// nothing on the way is too large or small unless the result is.
+/// What takes the scales of two operands from sums of products: a factor, `second`, and 1, or where no
+/// float32 number is that factor, two of about the same size: nothing on the way is too large or small unless
+/// the result is.
 struct InverseScales {
   InverseScales() = default;
   /// Of the operands' words (largest.cuh).
   __device__ InverseScales(const unsigned* a, const unsigned* b) {
     const int exponent =
         static_cast<int>(exponent_of(largest_of(a)) + exponent_of(largest_of(b))) - 2 * (127 + 14);
-    const int half = exponent >> 1;  // both -126 to 113
+    const int half = exponent < -126 || exponent > 127 ? exponent >> 1 : 0;  // then both -126 to 113
     first = __uint_as_float(static_cast<unsigned>(127 + half) << 23);
     second = __uint_as_float(static_cast<unsigned>(127 + exponent - half) << 23);
   }

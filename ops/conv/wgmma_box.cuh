@@ -20,6 +20,13 @@
 // others write results. One warpgroup leads by some taps, so that it writes while the other one multiplies;
 // with several parts warpgroups take turns at the tensor cores.
 //
+// But a lead lasts no longer than stages do: in the end both warpgroups write, and tensor cores wait. So
+// where there is one block of channels, warpgroups may have a tile each, in turns (BoxChoice::in_turns):
+// stages are left by one of them, which passes over what comes for the other one, and one writes while the
+// other one multiplies. Weights then come twice as often. Layers that take turns in TF32, channels last, take
+// 0.73 to 1 of the time. In nchw where rows are not whole vectors (kb57) a warp takes 11,000 clocks to write
+// 224 places and 4,000 to multiply, alone or not, and nothing is won.
+//
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 659 TFLOP/s; 64 to 64 channels, 3x3: 595; 1024 to 512, kernel 2, stride 2: 540. What mattered:
 // that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast); kernels for many numbers
@@ -29,8 +36,7 @@
 // products where these are of few places (0.97 to 1.07 times as long); clusters of two blocks whose boxes
 // come to both at once, which are no faster (the second-level cache does not bound) or slower, and whose
 // arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of channels
-// (1.04 to 1.2 times as long); copies of scaled halves beside that kernel, which made a VAE's layer in
-// float32 16 us instead of 19, and others hardly faster, but must have the stream to themselves; moments of
+// (1.04 to 1.2 times as long); moments of
 // channels for a batch normalisation behind it, from sums in registers with a branch for each place: a
 // DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15,
 // and large layers up to 12% more without being asked for them.
@@ -204,7 +210,7 @@ struct BoxKernel {
           weights_(barriers.full_weight, barriers.empty_weight, call.weight_stages),
           lead_(shared_address(&barriers.lead)),
           box_at_(descriptor_of(memory) +
-                  (call.blocks == 1 ? warpgroup * call.half * (kPixelBytes / 16) : 0)),
+                  (call.halves == 2 ? warpgroup * call.half * (kPixelBytes / 16) : 0)),
           weight_at_(descriptor_of(weights) + (call.blocks == 1 ? 0 : warpgroup * (kBlockBytes / 16))),
           weight_step_(uniform(static_cast<unsigned>(weight_bytes(call)) / 16)),
           before_lead_(call.lead) {}
@@ -259,8 +265,17 @@ struct BoxKernel {
         if (box_before_ >= 0) boxes_.leave(box_before_);
 #pragma unroll
         for (int k = 0; k < kJoined; ++k)
-          if (!has_products_[k]) clear(sums[k]);
+          if (!has_products_[k]) {  // hardly ever: else it would be a selection of each sum
+            clear(sums[k]);
+            pin(sums[k]);
+          }
       }
+    }
+
+    /// Leaves out what is brought for a tile of the other warpgroup.
+    __device__ void skip(const TileAt& tile) {
+      boxes_.advance(tile.end - tile.begin);
+      weights_.advance(call_.plan.taps_of_boxes(tile.phase, tile.begin, tile.end));
     }
 
     /// Lets the other warpgroup begin, at the latest after the first tile.
@@ -286,6 +301,10 @@ struct BoxKernel {
       }
       __device__ __forceinline__ void advance() {
         if (++stage == stages) stage = 0, turn ^= 1;
+      }
+      __device__ void advance(int count) {
+        const int turns = (stage + count) / stages;
+        stage += count - turns * stages, turn ^= turns & 1;
       }
       static constexpr unsigned kBarrier = sizeof(Barrier);
       unsigned full_at, empty_at;
@@ -383,8 +402,9 @@ struct BoxKernel {
       for (int s = 0; s < kMostStages; ++s) {
         barriers.full_box[s].initialise(call.tile.slices());
         barriers.full_weight[s].initialise(2);
-        barriers.empty_box[s].initialise(kConsumerThreads / 32);
-        barriers.empty_weight[s].initialise(kConsumerThreads / 32);
+        const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32;
+        barriers.empty_box[s].initialise(readers);
+        barriers.empty_weight[s].initialise(readers);
       }
       barriers.lead.initialise(1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -410,15 +430,32 @@ struct BoxKernel {
       synchronise_consumers();
     }
     const int warpgroup = warp / (kWarpgroup / 32);
-    if (kParts > 1 && warpgroup > 0) pass_turn(kTurns);
+    const bool in_turns = kParts == 1 && call.in_turns;
+    if ((kParts > 1 || in_turns) && warpgroup > 0) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers, warpgroup);
     const typename Output::Finish finish(call);
-    const int all = call.tiles * call.splits;
-    bool first = true;
-    TileAt tile(call, blockIdx.x);
-    for (int t = blockIdx.x; t < all;) {
-      const int next = t + gridDim.x;
+    const int all = call.tiles * call.splits, blocks = gridDim.x;
+    // In turns: a tile of the other warpgroup's is after each one, or before the first. Nobody waits for what
+    // a stage brings next before all that it brought the other one is there: barriers only know odd from
+    // even.
+    const auto skip = [&](int t) {
+      if (in_turns && t < all) consumer.skip(TileAt(call, t));
+    };
+    const auto in_turn = [&](const auto& multiply) {
+      if (in_turns) await_turn(kTurns + warpgroup);
+      multiply();
+      if (in_turns) pass_turn(kTurns + 1 - warpgroup);
+    };
+    const bool is_second = in_turns && warpgroup > 0;
+    if (is_second) skip(blockIdx.x);
+    bool first = !in_turns;
+    int t = blockIdx.x + (is_second ? blocks : 0);
+    TileAt tile(call, min(t, all - 1));
+    while (t < all) {
+      const int next = t + (in_turns ? 2 : 1) * blocks;
       if (!tile.has_results()) {
+        in_turn([] {});
+        skip(t + blocks);
         t = next;
         tile = TileAt(call, min(next, all - 1));
         continue;
@@ -427,12 +464,13 @@ struct BoxKernel {
       float bias[2];
       Output::load_bias(call, tile, bias);  // before it is needed
       Sums sums;
-      consumer.start(tile, sums);
+      in_turn([&] { consumer.start(tile, sums); });
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
       const TileAt next_tile(call, min(next, all - 1));  // while the last products are under way
       consumer.finish(sums);
       if (call.splits == 1) {
+        for_joined([&]<int kPhase>() { finish.begin(sums[kPhase]); });
         Output::write(call, tile, reinterpret_cast<const PlaceOfResult*>(memory + at.places),
                       memory + at.staged, finish, bias, sums);
       } else {
@@ -441,6 +479,7 @@ struct BoxKernel {
 #pragma unroll
         for (int k = 0; k < kJoined * kSums; ++k) part[k * kConsumerThreads] = sums[k / kSums][k % kSums];
       }
+      skip(t + blocks);
       t = next;
       tile = next_tile;
     }

@@ -79,7 +79,8 @@ template <class Math, int kNear, bool kLast>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
                             const __grid_constant__ WeightTile t, const typename Math::Value* w, int blocks,
-                            int tiles_block, bool in_order, const unsigned* largest, uint4* packed) {
+                            int tiles_block, bool in_order, const unsigned* largest, uint4* packed,
+                            bool beside) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
               kw = t.by_kernel_w.modulo(first_tap + thread, kh);
     weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
   }
-  await_previous();
+  begin_preparation(beside);
   // Rows of a block repeat its channels where these are few. (positions_fit() keeps weights within 31 bits.)
   const int of_block = first_m % kBlockChannels,
             different = kBlockChannels / channel_copies(p.to_channels) - 1;
@@ -190,39 +191,34 @@ __global__ void __launch_bounds__(kThreads)
                                              (v ^ (row & 7))) = parts[part];
     }
   }
+  end_preparation(beside);
+}
+
+template <class Math>
+void pack_box_weights(const BoxArguments& call, const WeightStrides& strides, const Tensor& w, uint4* packed,
+                      Preparations& preparations) {
+  using Value = typename Math::Value;
+  const BoxPlan& p = call.plan;
+  const auto pack = [&]<int kNear, bool kLast>() {
+    const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value), kNear);
+    launch_kernel_with_shared("conv: pack", w.device(), pack_box_weights_kernel<Math, kNear, kLast>,
+                              dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)), kThreads,
+                              tile.shared_bytes(sizeof(Value)), p, strides, tile,
+                              static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
+                              call.in_order, call.largest_weight, packed, preparations.next_is_beside());
+  };
+  const int taps = strides.kernel_h * strides.kernel_w, channels = static_cast<int>(w.size(1));
+  const bool quads = (strides.last ? channels : taps) % 4 == 0 && is_aligned(w.read(), sizeof(Value));
+  if (strides.last) {
+    quads ? pack.template operator()<4, true>() : pack.template operator()<1, true>();
+  } else {
+    quads ? pack.template operator()<4, false>() : pack.template operator()<1, false>();
+  }
 }
 
 template <class K>
-void launch_box(BoxArguments& call, const BoxChoice& choice, const WeightStrides& strides, const Tensor& w,
-                const Tensor& to) {
-  using Math = typename K::Math;
+void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   const BoxPlan& p = call.plan;
-  call.blocks = choice.blocks;
-  call.log_copies = log_channel_copies(p.to_channels);
-  call.tiles_block = static_cast<int>(ceil_div(ceil_div(p.to_channels, kBlockChannels), call.blocks));
-  const std::int64_t bytes = std::int64_t{p.groups} * p.weights * call.tiles_block * K::weight_bytes(call);
-  const bool packs = bytes > 0 && call.weights == BoxWeights::packed;
-  const Workspace<uint4> packed(to.device(), packs ? bytes / kVectorBytes : 1);
-  call.packed = reinterpret_cast<const char*>(packed.data());
-  if (packs) {
-    using Value = typename Math::Value;
-    const auto pack = [&]<int kNear, bool kLast>() {
-      const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value),
-                            kNear);
-      launch_kernel_with_shared("conv: pack", to.device(), pack_box_weights_kernel<Math, kNear, kLast>,
-                                dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)),
-                                kThreads, tile.shared_bytes(sizeof(Value)), p, strides, tile,
-                                static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
-                                call.in_order, call.largest_weight, packed.data());
-    };
-    const int taps = strides.kernel_h * strides.kernel_w, channels = static_cast<int>(w.size(1));
-    const bool quads = (strides.last ? channels : taps) % 4 == 0 && is_aligned(w.read(), sizeof(Value));
-    if (strides.last) {
-      quads ? pack.template operator()<4, true>() : pack.template operator()<1, true>();
-    } else {
-      quads ? pack.template operator()<4, false>() : pack.template operator()<1, false>();
-    }
-  }
   const BoxTile& t = call.tile;
   call.tiles = static_cast<int>(grid_size("conv", choice.tiles));
   call.by_tiles = Divider(call.tiles);
@@ -275,11 +271,11 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
       call.maps[i * plan.w.planes + j] =
           image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
                     plan.plane_w(j), call.tile);
-  const int halves = choice.blocks == 1 ? 2 : 1;
-  call.results = choice.results, call.half = choice.half, call.staged_bytes = choice.staged_bytes;
+  call.results = choice.results, call.staged_bytes = choice.staged_bytes;
+  call.in_turns = choice.in_turns, call.halves = choice.halves(), call.half = choice.half;
   if (choice.results == BoxResults::boxes) {
     announce_bulk_writes(to);
-    call.box = ResultBox(call.tile, halves);
+    call.box = ResultBox(call.tile, call.halves);
     for (int i = 0; i < plan.h.phases; ++i)
       call.maps[plan.planes() + i] =
           result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i], call.tile.pitch * plan.joined,
@@ -288,7 +284,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (choice.results == BoxResults::pixels) {
     announce_bulk_writes(to);
     const BoxTile& t = call.tile;
-    call.rows_at_once = StoredRows::at_once(t, halves == 2);
+    call.rows_at_once = StoredRows::at_once(t, call.halves == 2);
     for (int i = 0; i < plan.h.phases; ++i)
       for (int j = 0; j < plan.w.phases; ++j)
         call.maps[plan.planes() + i * plan.w.phases + j] =
@@ -313,10 +309,22 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const bool lie = call.weights != BoxWeights::packed;
   if (lie) call.maps[kMaxPlanes] = weight_map(w, plan.groups, kWeightRows);
   call.in_order = lie || (have_channels_last(choice.results) && plan.joined == 1 && sizeof(T) == 2);
+  call.blocks = choice.blocks;
+  call.log_copies = log_channel_copies(plan.to_channels);
+  call.tiles_block = static_cast<int>(ceil_div(ceil_div(plan.to_channels, kBlockChannels), call.blocks));
+  std::optional<Workspace<uint4>> packed;
+  const std::int64_t vectors = std::int64_t{plan.groups} * plan.weights * call.tiles_block * kParts *
+                               call.blocks * (kBlockBytes / kVectorBytes);
+  if (!lie && vectors > 0) packed.emplace(to.device(), vectors);
+  Preparations preparations;
+  images.make(preparations);  // first: meanwhile blocks that pack find their places
+  if (packed) {
+    call.packed = reinterpret_cast<const char*>(packed->data());
+    pack_box_weights<Math>(call, strides, w, packed->data(), preparations);
+  }
   const auto launch = [&]<int kJoined, int kPlaces>() {
     if constexpr (kPlaces <= most_places(kParts, kJoined))
-      if (choice.places == kPlaces)
-        launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, strides, w, to);
+      if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, to);
   };
   const auto launch_any = [&]<int kJoined, int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (launch.template operator()<kJoined, kPlaces>(), ...);

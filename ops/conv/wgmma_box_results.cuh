@@ -7,7 +7,10 @@
 //
 // A timeline (clocks of an H200, read in the kernel) showed that both warpgroups come to write at the same
 // time, 3,000 to 5,000 clocks a tile by loops of loads and stores, while tensor cores wait: stages are too
-// few for one to be half a tile ahead. Rows of pixels made layers in bfloat16 1.05 to 1.3 times as fast.
+// few for one to be half a tile ahead. Rows of pixels, with weights read as they lie, made layers in bfloat16
+// 1.05 to 1.3 times as fast. What a loop of nchw takes is the latency of many small steps (1,150 instructions
+// a warp and tile): twice as many rows at once in shared memory made it no faster, or slower for want of
+// stages.
 #pragma once
 
 #include <tapedeck/core/launch_kernel.cuh>
@@ -65,7 +68,7 @@ struct BoxOutput {
     return (tile.block * call.blocks + (call.blocks == 1 ? 0 : warpgroup)) * kBlockChannels;
   }
   __device__ __forceinline__ static int first_place(const BoxArguments& call) {
-    return call.blocks == 1 ? static_cast<int>(threadIdx.x) / kWarpgroup * call.half : 0;
+    return call.halves == 2 ? static_cast<int>(threadIdx.x) / kWarpgroup * call.half : 0;
   }
   __device__ static std::int64_t first_result(const BoxArguments& call, const TileAt& tile) {
     const BoxPlan& p = call.plan;
@@ -109,6 +112,16 @@ struct BoxOutput {
     __device__ explicit Finish(const BoxArguments& call) : slope(call.negative_slope) {
       if constexpr (Math::kScaled) scales = InverseScales(call.largest, call.largest_weight);
     }
+    /// Comes first, for all sums: what hardly any call needs.
+    template <int kCount>
+    __device__ __forceinline__ void begin(float (&sums)[kCount]) const {
+      if constexpr (Math::kScaled) {
+        if (scales.first == 1) return;
+#pragma unroll
+        for (float& x : sums) x *= scales.first;
+        pin(sums);  // else it would be a selection of each sum
+      }
+    }
     /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
     template <int kCount>
     __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
@@ -116,7 +129,7 @@ struct BoxOutput {
       for (int i = 0; i < kCount; ++i) {
         const float of_channel = bias[i * 2 / kCount];
         if constexpr (Math::kScaled) {
-          sums[i] = fmaf(sums[i] * scales.first, scales.second, of_channel);
+          sums[i] = fmaf(sums[i], scales.second, of_channel);
         } else {
           sums[i] += of_channel;
         }
@@ -196,7 +209,7 @@ struct BoxOutput {
     const BoxPlan& p = call.plan;
     const ResultBox& box = call.box;
     const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
-              half = call.blocks == 1 ? warp / (kWarpgroup / 32) : 0,
+              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
               copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
               first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
               image = tile.image + (call.tile.images > 1 ? half * box.images : 0),
@@ -286,7 +299,7 @@ struct BoxOutput {
     synchronise_warpgroup();
     const int channel = first_channel(call, tile);
     if (lane == 0 && channel < p.to_channels) {
-      const StoredRows of_half(t, call.blocks == 1, half);
+      const StoredRows of_half(t, call.halves == 2, half);
       const CUtensorMap& map = call.maps[p.planes() + tile.phase];
       int turn = warp % (kWarpgroup / 32);
       for (int n = 0; n < of_half.images && of_half.first_image + n < tile.images; ++n) {
@@ -567,12 +580,13 @@ struct BoxOutput {
     float bias[2];
     load_bias(call, tile, bias);
     const Finish finish(call);
+    finish.begin(sums);
     finish(sums, bias);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {  // two channels of each of two places
       const int mine = place(first % kSums + e);
       const PlaceOfResult at = place_of_result(call, first_place(call) + mine);
-      if (mine >= (call.blocks == 1 ? call.half : N)) continue;  // the other warpgroup's
+      if (mine >= (call.halves == 2 ? call.half : N)) continue;  // the other warpgroup's
       if (!exists(at, inside(tile, tile.columns_of(phase)))) continue;
       Value* const result = to + at.offset + static_cast<std::int64_t>(c) * call.to_strides.c;
       if (call.pairs && to_second(call) == 1) {

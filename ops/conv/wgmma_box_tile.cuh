@@ -42,7 +42,8 @@ struct BoxArguments {
   BoxResults results;
   ResultBox box;     // of results, if they are boxes
   int rows_at_once;  // of boxes of pixels
-  int half;          // place where the second warpgroup begins, if both have the same channels
+  bool in_turns;     // warpgroups have a tile each, in turns; else halves of one, or of its channels
+  int halves, half;  // of a tile's places, and where the second one begins, if there are two
   int staged_bytes;
   bool vectors,
       pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once

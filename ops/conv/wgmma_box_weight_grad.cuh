@@ -363,6 +363,8 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   };
   const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}),
                      y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{});
+  Preparations preparations;
+  x_images.make(preparations), y_images.make(preparations);
   const int groups = kParts * planes.groups;
   call.x_map =
       image_map(x_images, dtype_of<T>, planes.n, groups, {planes.h.most()}, {planes.w.most()}, p.tile.x);

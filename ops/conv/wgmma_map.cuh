@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  await_previous();
+  begin_preparation(false);
   std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const PackedWeight at = packed_weight(p, i);
@@ -324,7 +324,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Tile>
-void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to) {
+void launch_wgmma_map(WgmmaMapArguments& call, const ChannelsLast& images, const Tensor& w,
+                      const Tensor& to) {
   using K = WgmmaMap<Tile>;
   const Plan& p = call.plan;
   call.tiles_n = static_cast<int>(ceil_div(p.to_channels, Tile::BN));
@@ -341,6 +342,8 @@ void launch_wgmma_map(WgmmaMapArguments& call, const Tensor& w, const Tensor& to
                   grid_size("conv", ceil_div(vectors, kThreads)), kThreads, p, vectors,
                   static_cast<const typename Tile::Math::Element*>(w.read()), call.tiles_n, packed.data());
   }
+  Preparations preparations(bytes > 0);
+  images.make(preparations);
   allow_shared_memory(wgmma_map_kernel<K>, K::kSharedBytes);
   call.tiles_m = static_cast<int>(ceil_div(p.most_rows(), K::BM));
   const std::int64_t tiles = std::int64_t{call.tiles_m} * p.phases() * call.tiles_n * p.groups;
@@ -381,7 +384,7 @@ void windows_map(const ConvTranspose2dGeometry& g, bool transposed, const Plan& 
   for (int j = 0; j < p.w.count; ++j) call.w_count[j] = Divider(p.w.phase[j].count);
   const auto offer = [&]<int kM, int kN>() {
     using Tile = WarpgroupTile<Math, kM, kN, Math::kParts == 3 ? 1 : 0, 128 * kM * kChunkBytes>;
-    if (tile.m == kM && tile.n == kN) launch_wgmma_map<Tile>(call, w, to);
+    if (tile.m == kM && tile.n == kN) launch_wgmma_map<Tile>(call, images, w, to);
   };
   offer.template operator()<1, 128>();
   offer.template operator()<1, 64>();

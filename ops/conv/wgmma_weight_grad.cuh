@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  await_previous();
+  begin_preparation(false);
   int v, n;
   if (call.lanes_are_pixels) {
     v = threadIdx.x % kVectors, n = threadIdx.x / kVectors;
@@ -345,7 +345,7 @@ void sum_weight_grads(WgmmaWeightGradArguments& call, const Tensor& w) {
 }
 
 template <class Tile>
-void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
+void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const ChannelsLast& images, const Tensor& w) {
   using K = WgmmaWeightGrad<Tile>;
   using T = typename Tile::Math::Element;
   call.tiles_m = static_cast<int>(ceil_div(call.rows, K::BM));
@@ -360,6 +360,8 @@ void launch_wgmma_weight_grad(WgmmaWeightGradArguments& call, const Tensor& w) {
                 dim3(grid_size("conv", call.chunks), static_cast<unsigned>(call.tiles_n * (K::BN / 32)),
                      static_cast<unsigned>(call.groups)),
                 kThreads, call);
+  Preparations preparations(true);
+  images.make(preparations);
   const std::int64_t count = std::int64_t{call.groups} * call.rows * call.ci;
   const Workspace<float> parts(w.device(), call.splits * count);
   call.parts = parts.data();
@@ -401,7 +403,7 @@ void gathered_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, con
   constexpr int kFlush = Math::kParts == 3 ? 1 : 16;
   constexpr int kABytes = kChunkBytes * 128 + kChunkBytes / sizeof(T) * (sizeof(T) == 4 ? 32 : 16);
   const auto launch = [&]<int kN>() {
-    launch_wgmma_weight_grad<WarpgroupTile<Math, 1, kN, kFlush, kABytes>>(call, w);
+    launch_wgmma_weight_grad<WarpgroupTile<Math, 1, kN, kFlush, kABytes>>(call, images, w);
   };
   const int n = gathered_channels(call.ci);
   if (n == 32) return launch.template operator()<32>();

@@ -29,7 +29,7 @@ inline double windows_clocks(const Plan& p, int bm, int bn, int parts) {
       std::max(bm / 32.0 * bn * parts, (bm + bn * (parts == 3 ? 2 : 1)) * kChunk / 24.0) + 100;
   const int splits = map_splits(p, tiles);
   const double tile = chunk * p.chunks / p.phases() / splits + 800 + bm * bn / 6.0;
-  const double packed = static_cast<double>(p.groups) * p.chunks * count(p.to_channels, bn) * bn * kChunk;
+  const double packed = static_cast<double>(count(p.to_channels, bn)) * p.groups * p.chunks * bn * kChunk;
   return static_cast<double>(count(tiles * splits, 132)) * tile + (splits > 1 ? 20000 : 0) + 4000 +
          packed / 280;
 }
