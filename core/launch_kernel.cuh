@@ -20,8 +20,8 @@ __device__ __forceinline__ void await_previous() {
 #endif
 }
 
-/// Queues a kernel, which must call await_previous() before it reads or writes global memory, on the current
-/// stream of `device`, with so many bytes of dynamic shared memory.
+/// Queues a kernel, which must call await_previous() (or as preparations.cuh says) before it touches global
+/// memory, on the current stream of `device`, with so many bytes of dynamic shared memory.
 template <class... P, class... A>
 void launch_kernel_with_shared(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
                                int shared, const A&... arguments) {

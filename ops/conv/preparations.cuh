@@ -9,6 +9,9 @@
 //   second       |------work------|wait|
 //   reader                             |wait|---work---
 //
+// What was written before the first one is complete and in memory when a second one begins, though CUDA only
+// promises that to kernels that wait. So that one's own cache holds nothing older, it begins with a fence.
+//
 // What they write is allocated before the first one is queued: memory that another thread frees later, on the
 // same stream, may still be in use.
 #pragma once
@@ -35,7 +38,11 @@ class Preparations {
 /// What such a kernel begins with, in place of await_previous().
 __device__ __forceinline__ void begin_preparation([[maybe_unused]] bool beside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (!beside) cudaGridDependencySynchronize();
+  if (beside) {
+    __threadfence();  // nothing is read that was cached before the first one began
+  } else {
+    cudaGridDependencySynchronize();
+  }
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }

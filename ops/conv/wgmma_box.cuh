@@ -6,7 +6,8 @@
 //
 // wgmma multiplies D[64 channels, N pixels] += W[64, K] * box[N, K]^T. A tap moves all pixels of a tile by
 // the same number of places, so its operand is the box from another row on: nothing is copied for it. A tile
-// has N places for each of two warpgroups, and one block of 64 channels, or N places and a block for each.
+// has N places for each of two warpgroups, and one block of 64 channels, or N places and a block for each; or
+// each warpgroup has tiles of its own.
 //
 // Where results of nchw step over columns (stride 2), a tile has N places of each of the two phases of
 // columns, and twice the sums: so that rows are written whole, and a box serves both. Alone, a phase wrote
@@ -36,10 +37,9 @@
 // products where these are of few places (0.97 to 1.07 times as long); clusters of two blocks whose boxes
 // come to both at once, which are no faster (the second-level cache does not bound) or slower, and whose
 // arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of channels
-// (1.04 to 1.2 times as long); moments of
-// channels for a batch normalisation behind it, from sums in registers with a branch for each place: a
-// DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15,
-// and large layers up to 12% more without being asked for them.
+// (1.04 to 1.2 times as long); moments of channels for a batch normalisation behind it, from sums in
+// registers with a branch for each place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more,
+// where reading results again takes 7 to 15, and large layers up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>

@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  begin_preparation(false);
+  begin_preparation(false);  // always the first: threads may return early
   std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const PackedWeight at = packed_weight(p, i);

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
   using Math = typename Tile::Math;
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
-  begin_preparation(false);
+  begin_preparation(false);  // always the first
   int v, n;
   if (call.lanes_are_pixels) {
     v = threadIdx.x % kVectors, n = threadIdx.x / kVectors;
