@@ -459,41 +459,26 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
   EXPECT_GT(turns, 1000);
 }
 
-/// A way in numbers: what differs where its plan or its choice does.
+/// A way in numbers: what differs where its plan or its choice does (of tiles in turns, the lead).
 std::vector<double> numbers_of(const BoxWay& way) {
   const BoxPlan& p = way.plan;
   const BoxChoice& c = way.choice;
   const BoxTile& t = c.tile;
   std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
-  for (const int n : {c.places,
-                      c.blocks,
-                      c.box_stages,
-                      c.weight_stages,
-                      c.lead,
-                      c.splits,
-                      c.box_bytes,
-                      c.shared_bytes,
-                      c.staged_bytes,
-                      c.half,
-                      t.images,
-                      t.rows,
-                      t.columns,
-                      t.pitch,
-                      t.box_rows,
-                      p.n,
-                      p.groups,
-                      p.from_channels,
-                      p.from_h,
-                      p.to_channels,
-                      p.from_w,
-                      p.elements,
-                      p.vectors,
-                      p.chunks,
-                      p.joined,
-                      static_cast<int>(p.split),
-                      p.weights,
-                      static_cast<int>(c.results),
-                      c.in_turns ? 1 : 0})
+  for (const int n : {c.places,       c.blocks,
+                      c.box_stages,   c.weight_stages,
+                      c.lead,         c.splits,
+                      c.box_bytes,    c.shared_bytes,
+                      c.staged_bytes, c.half,
+                      t.images,       t.rows,
+                      t.columns,      t.pitch,
+                      t.box_rows,     p.n,
+                      p.groups,       p.from_channels,
+                      p.from_h,       p.to_channels,
+                      p.from_w,       p.elements,
+                      p.vectors,      p.chunks,
+                      p.joined,       static_cast<int>(p.split),
+                      p.weights,      static_cast<int>(c.results)})
     numbers.push_back(n);
   for (const BoxAxis* a : {&p.h, &p.w}) {
     for (const int n : {a->phases, a->planes, a->to_step, a->step, a->reads, a->taps}) numbers.push_back(n);

@@ -196,7 +196,7 @@ TEST_F(CudaConvBoxes, BoxesOfResults) {
 }
 
 // Tiles that warpgroups have in turns: an even number and an odd one a thread block, whose taps do not fill
-// all stages; several chunks of channels, groups, phases of different numbers of taps, and of none.
+// all stages; several chunks of channels, groups, phases of different numbers of taps.
 TEST_F(CudaConvBoxes, TilesInTurns) {
   struct Layer {
     Shape x;

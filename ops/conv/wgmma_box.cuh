@@ -25,11 +25,11 @@
 // where there is one block of channels, warpgroups may have a tile each, in turns (BoxChoice::in_turns):
 // stages are left by one of them, which passes over what comes for the other one, and one writes while the
 // other one multiplies. Weights then come twice as often. Layers that take turns in TF32, channels last, take
-// 0.73 to 1 of the time. In nchw where rows are not whole vectors (kb57) a warp takes 11,000 clocks to write
-// 224 places and 4,000 to multiply, alone or not, and nothing is won.
+// 0.72 to 1.01 of the time. In nchw where rows are not whole vectors (kb57) a warp takes some 11,000 clocks
+// to write a tile, beside another warpgroup or alone, twice as long as to multiply, and nothing is won.
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 659 TFLOP/s; 64 to 64 channels, 3x3: 595; 1024 to 512, kernel 2, stride 2: 540. What mattered:
+// 4, stride 2: 673 TFLOP/s; 64 to 64 channels, 3x3: 608; 1024 to 512, kernel 2, stride 2: 533. What mattered:
 // that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the

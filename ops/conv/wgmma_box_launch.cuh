@@ -313,9 +313,8 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   call.log_copies = log_channel_copies(plan.to_channels);
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(plan.to_channels, kBlockChannels), call.blocks));
   std::optional<Workspace<uint4>> packed;
-  const std::int64_t vectors = std::int64_t{plan.groups} * plan.weights * call.tiles_block * kParts *
-                               call.blocks * (kBlockBytes / kVectorBytes);
-  if (!lie && vectors > 0) packed.emplace(to.device(), vectors);
+  const auto bytes = static_cast<std::int64_t>(packed_box_bytes(plan, call.blocks, kParts));
+  if (!lie && bytes > 0) packed.emplace(to.device(), bytes / kVectorBytes);
   Preparations preparations;
   images.make(preparations);  // first: meanwhile blocks that pack find their places
   if (packed) {
