@@ -11,7 +11,8 @@ namespace tapedeck {
 /// x [n,ci,h,w] or [ci,h,w], weight [co,ci/groups,kh,kw], bias [co] or undefined. Per axis the result has
 /// floor((in + 2*padding - dilation*(kernel - 1) - 1)/stride) + 1 positions. It has x's layout. With the
 /// weight of a conv_transpose2d it takes that one's gy to its gx. Throws Error before anything is computed
-/// when an argument is not legal. As PyTorch's conv2d. `negative_slope` as in conv_transpose2d().
+/// when an argument is not legal. As PyTorch's conv2d. `negative_slope`, infinities and NaN
+/// as in conv_transpose2d().
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Conv2dOptions& options = {}, double negative_slope = 1);
 

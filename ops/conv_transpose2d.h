@@ -17,6 +17,7 @@ namespace tapedeck {
 /// asks for. It has x's layout; the weight's gradient has the weight's. Throws Error before anything is
 /// computed when an argument is not legal. As PyTorch's conv_transpose2d. Negative results are multiplied by
 /// `negative_slope`, 0 or more: as leaky_relu() behind it would, or relu() where it is 0, in less time.
+/// On a GPU, of layers with few channels, an infinity or a NaN may reach some more columns (ops/conv/fold.h).
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
 

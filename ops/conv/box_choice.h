@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/question.h>
 
 namespace tapedeck::conv_gemm {
@@ -44,10 +45,14 @@ TAPEDECK_HD constexpr int channel_copies(int channels) {
 inline constexpr double kGapClocks = 0.35;
 
 /// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
-/// single results of rows, pairs that are neighbours in a row, or boxes.
-enum class BoxResults { channels, pixels, rows, pairs, boxes };
+/// single results of rows, pairs that are neighbours in a row, or boxes; of folded columns (fold.h) what a
+/// thread has of neighbours, or of two that are not aligned to more, pairs.
+enum class BoxResults { channels, pixels, rows, pairs, boxes, folds, folded_pairs };
 constexpr bool have_channels_last(BoxResults results) {
   return results == BoxResults::channels || results == BoxResults::pixels;
+}
+constexpr bool are_folds(BoxResults results) {
+  return results == BoxResults::folds || results == BoxResults::folded_pairs;
 }
 /// Of a table of places, which boxes of pixels do without. (So do boxes of nchw; but tiles that take that
 /// room, too, leave less for weights.)
@@ -151,15 +156,18 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     c.tile = box_tile(p, places, most_pixels(c.staged_bytes), false, halves, channel_copies(p.to_channels));
     c.half = first_half(c.tile);
   } else {
-    const bool even = results == BoxResults::pairs && p.joined == 1;
-    c.tile = box_tile(p, places * halves, most_pixels(kStagedBytes), even);
+    const bool even = results == BoxResults::folds || (results == BoxResults::pairs && p.joined == 1);
+    if (results == BoxResults::folds) c.staged_bytes = 0;
+    c.tile = box_tile(p, places * halves, most_pixels(c.staged_bytes), even);
     c.half = places;
   }
   if (c.tile.rows == 0) return c;
   // Rows of nchw that are written in short pieces cost more than the halo: kb57's forward took 1.6 times as
   // long in pieces of 18.
-  const bool by_rows = results == BoxResults::rows || results == BoxResults::pairs;
-  if (p.split != BoxSplit::none && by_rows && c.tile.columns < std::min(p.w.most(), 256 / value_bytes))
+  const bool by_rows = results == BoxResults::rows || results == BoxResults::pairs || are_folds(results);
+  const int folded = are_folds(results) ? 2 : 1;
+  if (p.split != BoxSplit::none && by_rows &&
+      folded * c.tile.columns < std::min(folded * p.w.most(), 256 / value_bytes))
     return c;
   const std::int64_t channel_tiles = count(count(p.to_channels, kBlockChannels), blocks);
   const int all = (halves - 1) * c.half + places, left = left_beside(c.staged_bytes);
@@ -207,8 +215,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const double step = 2 * std::max(places / 2.0, places / 4.0 + 16) * of_joined;
   // Products of two parts take three steps, and their sums are added by one warpgroup while the other one
   // multiplies, but for what both wait.
-  const double multiplied =
-      parts == 1 ? taps * (steps * step + p.chunks * 60) : taps * (steps * 3 * step + p.chunks * 200);
+  const double taken = steps * p.taken(), multiplied = parts == 1
+                                                           ? taps * (taken * step + p.chunks * 60)
+                                                           : taps * (taken * 3 * step + p.chunks * 200);
   const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
                          34;
@@ -218,6 +227,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                        : p.joined == 2                 ? 60
                        : results == BoxResults::rows   ? 10
                        : results == BoxResults::pixels ? 2
+                       : are_folds(results)            ? 12
                                                        : 6;
   // A row is a store of one of four warps.
   const StoredRows stored(t, halves == 2, 0);
@@ -240,10 +250,11 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     // write.
     const double of_place_alone = results == BoxResults::channels ? 20
                                   : results == BoxResults::pixels ? 5
+                                  : results == BoxResults::folds  ? 20
                                                                   : 50,
                  written_alone =
                      written + places * (of_place_alone - of_place) / channel_copies(p.to_channels),
-                 multiplied_alone = taps * (steps * step / 2 + p.chunks * 50) / p.phases(),
+                 multiplied_alone = taps * (taken * step / 2 + p.chunks * 50) / p.phases(),
                  refilled_alone = taps * p.chunks * (tap + 1000) / c.weight_stages / p.phases(),
                  turn = std::max({multiplied_alone, brought / p.phases(), refilled_alone,
                                   (multiplied_alone + written_alone + 600) / 2}),
@@ -267,6 +278,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
 struct BoxWay {
   BoxPlan plan;
   BoxChoice choice;
+  Fold fold;  // of the images that the plan is of
 };
 
 /// The choice of least clocks.
@@ -300,15 +312,22 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
 }
 
 /// The best way. `results`: the most that can be written at once, of so many bytes each.
+/// `fold`: of g, if it is of folded images.
 inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                           BoxResults results, int value_bytes) {
+                           BoxResults results, int value_bytes, const Fold& fold = {}) {
   BoxWay best;
+  best.fold = fold;
   const auto offer = [&](const BoxPlan& plan, BoxResults of_way) {
     const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes);
     if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
-      best = {plan, choice};
+      best = {plan, choice, fold};
   };
   const auto offer_narrow = [&](const BoxPlan& plan) {
+    if (are_folds(results)) {
+      // Two places are neighbours in memory (of images one column wide phases of results are not).
+      if (plan.w.to_step == 1) offer(plan, results);
+      return;
+    }
     offer(plan, have_channels_last(results) ? BoxResults::channels : BoxResults::rows);
     if (results == BoxResults::pixels && pixels_fit(plan, value_bytes)) offer(plan, results);
   };
@@ -320,8 +339,9 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
       offer(wide, results);
   };
   for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
-    const BoxPlan plan(g, transposed, element_bytes, false, split);
+    BoxPlan plan(g, transposed, element_bytes, false, split);
     if (plan.split != split) continue;
+    plan.narrow(fold, transposed);
     offer_narrow(plan);
     if (plan.w.to_step == 1) offer_wide(plan);
     if (split == BoxSplit::none && plan.w.phases == 2)
@@ -330,11 +350,38 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
   return best;
 }
 
-/// best_box_way(), which takes microseconds.
+inline constexpr double kFoldClocks = 3000;  // of a kernel that folds the weights
+
+/// The best way, of folded images where that is faster.
+inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
+                                  int parts, BoxResults results, int value_bytes) {
+  BoxWay best = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+  for_folds(g, element_bytes, [&](const Fold& fold) {
+    const int of_results = transposed ? fold.y : fold.x;
+    BoxResults of_fold = results;
+    if (!have_channels_last(results) && of_results > 1) {
+      // They begin anywhere; or what is folded fills more than a block (a DCGAN's layer of 128 to 64 channels
+      // took 1.3 times as long).
+      const std::int64_t channels = (transposed ? g.co : g.ci) * of_results;
+      if (results == BoxResults::rows || (channels > kBlockChannels && (parts == 1 || fold.x == 1))) return;
+      of_fold =
+          results == BoxResults::pairs && of_results == 2 ? BoxResults::folded_pairs : BoxResults::folds;
+    }
+    BoxWay way = best_box_way(fold.of(g), transposed, element_bytes, parts, of_fold, value_bytes, fold);
+    if (way.choice.places == 0) return;
+    way.choice.clocks += kFoldClocks;
+    if (best.choice.places > 0 && way.choice.clocks >= best.choice.clocks) return;
+    best = way;
+  });
+  return best;
+}
+
+/// best_folded_box_way(), which takes microseconds.
 inline BoxWay known_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
                             BoxResults results, int value_bytes) {
-  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes),
-                    [&] { return best_box_way(g, transposed, element_bytes, parts, results, value_bytes); });
+  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes), [&] {
+    return best_folded_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+  });
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -6,6 +6,7 @@
 // multiplied in steps of 16 that follow each other in x, and in y at a constant distance: rows of 16 columns,
 // one row of more, or rows of the whole width, whose boxes have the same pitch. Where a step has no pixel, x
 // is zero: y may be anything that is finite there.
+// Few channels may be those of folded columns (fold.h).
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
 // taps of a row, or where no plane has neighbours, of blocks of channels of y. Units share a row's taps
@@ -14,6 +15,8 @@
 #pragma once
 
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/fold.h>
+#include <tapedeck/ops/conv/question.h>
 
 namespace tapedeck::conv_gemm {
 
@@ -143,6 +146,12 @@ struct BoxGradPlan {
   }
   int splits() const { return ceil_div(tiles(), split_tiles()); }
 
+  /// About how many clocks a multiprocessor's tensor cores take.
+  double clocks() const {
+    const double products = static_cast<double>(split_tiles()) * tile.steps * x_blocks * atoms * units;
+    return static_cast<double>(count(works() * splits(), 132)) * products * 32 * (parts == 1 ? 1 : 3);
+  }
+
   /// Where tile t begins in x.
   struct Pixels {
     int image, row, column;
@@ -233,10 +242,31 @@ struct BoxGradPlan {
 
 inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
 
-/// The plan of a layer, of operands in so many parts; without tiles where it has few channels, too.
-inline BoxGradPlan box_grad_plan(const ConvTranspose2dGeometry& g, int operand_parts) {
-  if (g.group_ci() < 16 || g.group_co() < 16) return {};
-  return BoxGradPlan(g, kMostGradBytes, operand_parts);
+/// The plan of a layer, of operands in so many parts, and of which images; without tiles where there are few
+/// channels, too.
+struct BoxGradWay {
+  Fold fold;
+  BoxGradPlan plan;
+};
+inline BoxGradWay best_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
+  constexpr double kUnfoldClocks = 4000;  // of the kernel that makes the gradient of folded ones
+  constexpr std::int64_t kLeastChannels = 16;
+  BoxGradWay best;
+  if (g.group_ci() >= kLeastChannels && g.group_co() >= kLeastChannels)
+    best.plan = BoxGradPlan(g, kMostGradBytes, operand_parts);
+  for_folds(g, 2, [&](const Fold& fold) {
+    const ConvTranspose2dGeometry folded = fold.of(g);
+    if (folded.ci < kLeastChannels || folded.co < kLeastChannels) return;
+    const BoxGradPlan plan(folded, kMostGradBytes, operand_parts);
+    if (!plan.exists()) return;
+    const double before = best.fold.exists() ? 0 : -kUnfoldClocks;
+    if (!best.plan.exists() || plan.clocks() < best.plan.clocks() + before) best = {fold, plan};
+  });
+  return best;
+}
+/// best_grad_way(), which takes microseconds.
+inline const BoxGradWay& box_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
+  return remembered(ConvQuestion(g, operand_parts), [&] { return best_grad_way(g, operand_parts); });
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -29,6 +29,7 @@
 #include <numeric>
 #include <utility>
 
+#include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
 
 namespace tapedeck::conv_gemm {
@@ -242,6 +243,35 @@ struct BoxPlan {
     by_phases_w = Divider(std::max(1, phases_w())), by_phases = Divider(std::max(1, phases()));
   }
 
+  /// Leaves out steps of channels that no result sees, where the plan is of folded images.
+  void narrow(const Fold& fold, bool transposed) {
+    const int columns = transposed ? fold.x : fold.y, step = 32 * elements / kVectorBytes,
+              each = from_channels / columns, all = all_steps();
+    for (int j = 0; j < kMaxReads; ++j) {
+      const BoxTaps& t = w.of[j];
+      steps_from[j] = 0, steps_to[j] = static_cast<std::int16_t>(all);
+      if (!fold.exists() || t.taps == 0) continue;
+      const int first = fold.seen(t.tap, transposed).first,
+                last = fold.seen(t.tap + (t.taps - 1) * t.tap_step, transposed).second;
+      steps_from[j] = static_cast<std::int16_t>(first * each / step);
+      steps_to[j] = static_cast<std::int16_t>((last * each + step - 1) / step);
+      is_narrow = is_narrow || steps_from[j] > 0 || steps_to[j] < all;
+    }
+  }
+  /// The part of all steps that products take.
+  double taken() const {
+    if (!is_narrow) return 1;
+    const int all = all_steps();
+    int taken = 0, taps = 0;
+    for (int j = 0; j < kMaxReads; ++j) {
+      if (w.of[j].taps == 0) continue;
+      const int of_box = w.of[j].taps;  // each takes a step at least
+      taps += of_box, taken += std::max(of_box, of_box * all - steps_from[j] - (all - steps_to[j]));
+    }
+    return static_cast<double>(taken) / (taps * all);
+  }
+  int all_steps() const { return chunks == 0 ? 0 : (chunks - 1) * kVectors / 2 + steps(chunks - 1); }
+
   // Of tiles.
   TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
   TAPEDECK_HD int phases_w() const { return w.phases / joined; }
@@ -314,6 +344,10 @@ struct BoxPlan {
   BoxSplit split = BoxSplit::none;
   Divider by_chunks, by_phases_w, by_phases;
   int weights = 0;  // of a group: blocks of a tap and a chunk
+  // Of folded columns (fold.h): of a pixel's channels, the steps before steps_from[j] meet nothing at tap 0
+  // of w.of[j], nor do those from steps_to[j] on at the last tap; if that is so anywhere.
+  bool is_narrow = false;
+  std::int16_t steps_from[kMaxReads] = {}, steps_to[kMaxReads] = {};
 
  private:
   /// Boxes along rows that tiles of a phase of columns, or of joined phases, read.

@@ -45,6 +45,7 @@ struct Arguments {
   int log_split = 0;  // of how many pixels a row has words
   conv_gemm::Divider channel_tiles, plane, width, group;
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
+  int log_fold = 0;                      // of columns whose parts lie together
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
   bool beside = false;                   // preparations.cuh
@@ -204,7 +205,9 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
         if (pixel >= a.pixels || channel >= a.padded) continue;
         const std::uint32_t* const words_of_row = words[part] + row * kRowWords;
         const int t = turn(row);
-        const std::int64_t at = ((std::int64_t{pixel} * kParts + part) * a.padded + channel) / kElements;
+        const unsigned folded = pixel >> a.log_fold, of_fold = pixel - (folded << a.log_fold);
+        const std::int64_t pixels = ((std::int64_t{folded} * kParts + part) << a.log_fold) + of_fold,
+                           at = (pixels * a.padded + channel) / kElements;
         a.to[at] = make_uint4(words_of_row[(v * 4) ^ t], words_of_row[(v * 4 + 1) ^ t],
                               words_of_row[(v * 4 + 2) ^ t], words_of_row[(v * 4 + 3) ^ t]);
       }
@@ -282,8 +285,8 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
       return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
         launch_kernel("conv: halves", device, split_kernel<Split>,
                       blocks_of(device, ceil_div(count, kThreads), scale), kThreads,
-                      static_cast<const float4*>(images.read()), a.to, count, a.padded / kElements,
-                      largest.words, scale, beside);
+                      static_cast<const float4*>(images.read()), a.to, count,
+                      (a.padded << a.log_fold) / kElements, largest.words, scale, beside);
       });
     }
   }
@@ -330,8 +333,13 @@ bool ChannelsLast::takes_all(const ConvAxis* rows) {
   return !phases_copied(rows);
 }
 
+void ChannelsLast::fold_columns(int fold) {
+  strides.w *= fold, group_channels *= fold;
+}
+
 template <class Split>
-void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest) {
+void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, int fold,
+                        const Magnitude& largest) {
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
   const int padded = group_channels * groups;
   const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
@@ -339,7 +347,8 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   const std::optional<unsigned> phases = phases_copied(rows);
   const OperandForm form{
       kParts, sizeof(typename Split::To), groups,
-      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0};
+      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0,
+      kParts == 1 ? 1 : fold};
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
@@ -359,10 +368,11 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   }
   a.channels = static_cast<int>(images.size(1)), a.group_channels = a.channels / groups;
   a.group = conv_gemm::Divider(group_channels), a.padded = padded;
+  while (1 << a.log_fold < form.fold) ++a.log_fold;
   make_ = [images, largest, a](Preparations& preparations) { fill<Split>(images, largest, a, preparations); };
 }
 
-ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows) {
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold) {
   const int bytes = static_cast<int>(size_of(images.dtype())), vector = kVectorBytes / bytes;
   const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
   group_channels = (mine + vector - 1) / vector * vector;
@@ -371,23 +381,25 @@ ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* row
     strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
                channels};
   } else if (bytes == 2) {
-    copy<Whole<std::uint16_t>>(images, groups, rows, {});
+    copy<Whole<std::uint16_t>>(images, groups, rows, fold, {});
   } else {
     check(bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
-    copy<Whole<std::uint32_t>>(images, groups, rows, {});
+    copy<Whole<std::uint32_t>>(images, groups, rows, fold, {});
   }
+  fold_columns(fold);
 }
 
-ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts,
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold, int parts,
                            const Magnitude& largest) {
   constexpr int kElements = kVectorBytes / sizeof(float16);
   const int mine = static_cast<int>(images.size(1)) / groups;
   group_channels = (mine + kElements - 1) / kElements * kElements;
   if (parts == 1) {
-    copy<Halves<1>>(images, groups, rows, largest);
+    copy<Halves<1>>(images, groups, rows, fold, largest);
   } else {
-    copy<Halves<2>>(images, groups, rows, largest);
+    copy<Halves<2>>(images, groups, rows, fold, largest);
   }
+  fold_columns(fold);
 }
 
 }  // namespace tapedeck::cu

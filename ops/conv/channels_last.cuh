@@ -17,11 +17,12 @@ namespace tapedeck::cu {
 class ChannelsLast {
  public:
   /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
-  /// nullptr: all are copied.
-  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr);
+  /// nullptr: all are copied. `fold`: how many columns are one (fold.h), of one group of whole vectors.
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr, int fold = 1);
   /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`
   /// magnitude: a pixel has the first parts of all groups, then the second ones, like so many more groups.
-  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int parts, const Magnitude& largest);
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold, int parts,
+               const Magnitude& largest);
 
   /// Queues what fills the copy on the current stream, if there is one and it is new.
   void make(Preparations& preparations) const {
@@ -33,11 +34,12 @@ class ChannelsLast {
 
   const void* data;
   conv_gemm::ImageStrides strides;
-  int group_channels;  // padded
+  int group_channels;  // padded, of all columns that are one
 
  private:
   template <class Split>
-  void copy(const Tensor& images, int groups, const ConvAxis* rows, const Magnitude& largest);
+  void copy(const Tensor& images, int groups, const ConvAxis* rows, int fold, const Magnitude& largest);
+  void fold_columns(int fold);
 
   std::shared_ptr<void> copy_;
   std::function<void(Preparations&)> make_;

@@ -266,6 +266,7 @@ struct Variants {
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
+      if (way.kind != MapKind::windows) variant += folded(way.boxes.fold);
       bytes = wgmma_map_workspace(g, transposed, way, layout, factors());
     }
     return {to_string(c.algorithm), c.reason, variant, static_cast<double>(bytes)};
@@ -297,8 +298,9 @@ struct Variants {
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const Factors f = factors();
       const int parts = f.are_float() ? f.halves() : 1;
-      const bool boxes = weight_grad_over_boxes(g, f) && box_grad_plan(g, parts).exists();
+      const bool boxes = weight_grad_over_boxes(g, f) && box_grad_way(g, parts).plan.exists();
       variant = products(boxes, boxes && f.are_float());
+      if (boxes) variant += folded(box_grad_way(g, parts).fold);
       bytes = wgmma_weight_grad_workspace(g, layout, f);
     }
     bytes += splits * g.weight_shape().count() * std::max(element_bytes(), 4);
@@ -316,6 +318,9 @@ struct Variants {
   const char* depthwise_weight_grad() const {
     if (!last() && has_wgmma && depthwise_planes_fits(g, dtype)) return "whole planes in shared memory";
     return depthwise(false);
+  }
+  static std::string folded(const conv_gemm::Fold& fold) {
+    return fold.exists() ? concat(", columns folded by ", fold.x, " and ", fold.y) : "";
   }
   const char* products(bool boxes, bool halves) const {
     if (!boxes) return "windows gathered for each tap";
@@ -443,7 +448,7 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
       const bool transposed = pass == ConvPass::forward;
       const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
       if (pass == ConvPass::weight_gradient) {
-        way = weight_grad_over_boxes(g, f) && box_grad_plan(g, f.are_float() ? f.halves() : 1).exists();
+        way = weight_grad_over_boxes(g, f) && box_grad_way(g, f.are_float() ? f.halves() : 1).plan.exists();
       } else {
         const BoxResults results =
             box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);

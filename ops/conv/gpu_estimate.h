@@ -221,8 +221,8 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   Terms t{1};
   t[7] = weight_moved(c);
   if (conv_gemm::weight_grad_over_boxes(c.g, c.operands, false)) {
-    const conv_gemm::BoxGradPlan p =
-        conv_gemm::box_grad_plan(c.g, c.operands.are_float() ? c.operands.halves() : 1);
+    const conv_gemm::BoxGradPlan& p =
+        conv_gemm::box_grad_way(c.g, c.operands.are_float() ? c.operands.halves() : 1).plan;
     if (p.exists()) {
       const auto made = [&](bool x) {
         const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();

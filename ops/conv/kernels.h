@@ -21,7 +21,8 @@
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
-//                gradients may take then, too; or with operands gathered for each tap (wgmma_choice.cuh).
+//                gradients may take then, too; columns of few channels are folded there (fold.h); or with
+//                operands gathered for each tap (wgmma_choice.cuh).
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or

@@ -14,10 +14,12 @@ namespace tapedeck {
 inline constexpr std::int64_t kLeastSampled = 1 << 22;
 
 /// What a copy is of its tensor: `parts` numbers of `bytes` of each element, or none but their largest
-/// magnitude; channels in `groups`; and of an axis of rows all or some phases, as `rows` says.
+/// magnitude; channels in `groups`; of an axis of rows all or some phases, as `rows` says; and in how many
+/// neighbouring columns parts lie together.
 struct OperandForm {
   int parts = 0, bytes = 0, groups = 0;
   unsigned rows = 0;
+  int fold = 1;
   friend bool operator==(const OperandForm&, const OperandForm&) = default;
 };
 

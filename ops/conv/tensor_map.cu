@@ -79,11 +79,12 @@ CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
   return map_of(type_of(w.dtype()), w.read(), sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-CUtensorMap pixel_map(const Tensor& to, int groups, const ResultAxis& h, const ResultAxis& w, int bytes,
-                      int columns, int rows) {
+CUtensorMap pixel_map(const Tensor& to, int groups, int fold, const ResultAxis& h, const ResultAxis& w,
+                      int bytes, int columns, int rows) {
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
   const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
-  const std::int64_t channels = to.size(1) / groups, pixel = 2 * to.size(1), row = to.size(3) * pixel;
+  const std::int64_t all = to.size(1) * fold, channels = all / groups, pixel = 2 * all,
+                     row = to.size(3) / fold * pixel;
   const cuuint64_t sizes[5] = {u64(channels), u64(std::max(1, w.count)), u64(std::max(1, h.count)),
                                u64(to.size(0)), u64(groups)},
                    strides[4] = {u64(w.step * pixel), u64(h.step * row), u64(to.size(2) * row),

@@ -24,12 +24,12 @@ CUtensorMap weight_map(const Tensor& w, int groups, int rows);
 
 /// One phase of results with the channels last as five axes, (channel of a group, column, row, image, group),
 /// of which a store takes `columns` of some rows, of 16-bit channels of so many bytes; `h`, `w`: where they
-/// are in the image. Bytes lie as image_map() brings them.
+/// are in the image, of which `fold` columns are one (fold.h). Bytes lie as image_map() brings them.
 struct ResultAxis {
   int count, first, step;
 };
-CUtensorMap pixel_map(const Tensor& to, int groups, const ResultAxis& h, const ResultAxis& w, int bytes,
-                      int columns, int rows);
+CUtensorMap pixel_map(const Tensor& to, int groups, int fold, const ResultAxis& h, const ResultAxis& w,
+                      int bytes, int columns, int rows);
 
 /// One phase of rows of results `to` in nchw as five axes: (column, row, image, even or odd channel, pair of
 /// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.

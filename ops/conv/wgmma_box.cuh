@@ -14,6 +14,9 @@
 // every second element: a VAE's layers of 64 to 64 and 64 to 32 channels took 1.5 times as long. Products of
 // half as many places are slower, so it does not pay for layers with many channels to read.
 //
+// Few channels are folded: neighbouring columns are one with the channels of both (fold.h). The first and the
+// last tap of a row then meet only some channels, and take fewer steps of products.
+//
 // Operands of several parts (scaled_half.cuh) have a box and a block of weights for each part in a stage.
 //
 // There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
@@ -30,7 +33,7 @@
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 673 TFLOP/s; 64 to 64 channels, 3x3: 608; 1024 to 512, kernel 2, stride 2: 533. What mattered:
-// that products of a tap are in line (see multiply_taps; 1.15 to 1.4 times as fast); kernels for many numbers
+// that products of a tap are in line (see multiply_tap; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
 // next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow; two taps in a group of
@@ -229,25 +232,8 @@ struct BoxKernel {
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
         const int steps = p.steps(box.chunk);
         boxes_.wait();
-        for_joined([&]<int kPhase>() {
-          const auto multiply_steps = [&]<int kSteps>() {
-            const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j + kPhase];
-            if (kTransposable && call_.weights == BoxWeights::rows_of_from) {
-              multiply_taps<kSteps, kTransposable>(h, w, sums[kPhase], has_products_[kPhase]);
-            } else {
-              multiply_taps<kSteps, false>(h, w, sums[kPhase], has_products_[kPhase]);
-            }
-          };
-          if (steps == 4) {
-            multiply_steps.template operator()<4>();
-          } else if (steps == 3) {
-            multiply_steps.template operator()<3>();
-          } else if (steps == 2) {
-            multiply_steps.template operator()<2>();
-          } else {
-            multiply_steps.template operator()<1>();
-          }
-        });
+        multiply_box<0>(box, steps, sums);
+        if constexpr (kJoined == 2) multiply_box<1>(box, steps, sums);
         if constexpr (kParts > 1) {
           boxes_.leave(boxes_.stage);
         } else {
@@ -312,11 +298,45 @@ struct BoxKernel {
       unsigned turn = 0;
     };
 
-    /// Adds the products of taps (h, w) of the box that is there. kTransposed: with rows of `from`.
-    template <int kSteps, bool kTransposed>
-    __device__ __forceinline__ void multiply_taps(const BoxTaps& h, const BoxTaps& w, float (&sums)[kSums],
+    static constexpr int kMostSteps = kVectors / 2;  // of 32 bytes, of a box
+    /// Adds the products of a joined phase and the box that is there, which has so many steps.
+    template <int kPhase>
+    __device__ __forceinline__ void multiply_box(const BoxPlan::Box& box, int steps, Sums& sums) {
+      if (steps == kMostSteps && !call_.plan.is_narrow) {
+        multiply_steps<kPhase, kMostSteps>(box, steps, sums);
+      } else if constexpr (kJoined == 1) {
+        multiply_steps<kPhase, 0>(box, steps, sums);
+      } else if (steps == 3) {
+        multiply_steps<kPhase, 3>(box, steps, sums);
+      } else if (steps == 2) {
+        multiply_steps<kPhase, 2>(box, steps, sums);
+      } else {
+        multiply_steps<kPhase, 1>(box, steps, sums);
+      }
+    }
+    template <int kPhase, int kSteps>
+    __device__ __forceinline__ void multiply_steps(const BoxPlan::Box& box, int steps, Sums& sums) {
+      if (kTransposable && call_.weights == BoxWeights::rows_of_from) {
+        multiply_taps<kPhase, kTransposable, kSteps>(box, steps, sums[kPhase], has_products_[kPhase]);
+      } else {
+        multiply_taps<kPhase, false, kSteps>(box, steps, sums[kPhase], has_products_[kPhase]);
+      }
+    }
+    /// Adds the products of the taps of the box that is there. kTransposed: with rows of `from`. kSteps: all
+    /// that the box has; 0: the first and the last tap of a row perhaps take fewer, at least one. (For joined
+    /// phases, which are not folded, there would not be enough registers.)
+    template <int kPhase, bool kTransposed, int kSteps>
+    __device__ __forceinline__ void multiply_taps(const BoxPlan::Box& box, int steps, float (&sums)[kSums],
                                                   bool& has_products) {
-      constexpr unsigned kPixel = kPixelBytes / 16;
+      const BoxPlan& p = call_.plan;
+      const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j + kPhase];
+      int begin = 0, end = steps;
+      if (kSteps == 0 && p.is_narrow) {
+        const int before = box.chunk * kMostSteps;
+        begin = min(max(p.steps_from[box.j] - before, 0), steps - 1);
+        end = min(max(p.steps_to[box.j] - before, 1), steps);
+      }
+      constexpr unsigned kPixel = kPixelBytes / 16, kStep = step_of_weights(kTransposed);
       const int rows = uniform(h.taps), columns = uniform(w.taps);
       const unsigned right = uniform(w.shift * kPixel), down = h.shift * call_.tile.pitch * kPixel;
       unsigned row = box_at_ + boxes_.stage * kParts * call_.box_bytes / 16 + w.first * kPixel;
@@ -328,29 +348,53 @@ struct BoxKernel {
           const unsigned weights = uniform(weight_at_ + weights_.stage * weight_step_),
                          pixels = uniform(from);
           weights_.wait();
-          if constexpr (kParts == 1) {
-            constexpr unsigned kStep = kTransposed ? 16 * kPixelBytes / 16 : 2;
-            wgmma_fence();
-#pragma unroll
-            for (int s = 0; s < kSteps; ++s)
-              wgmma<Math, N, kTransposed>(sums, descriptor(weights + kStep * s), descriptor(pixels + 2 * s),
-                                          s > 0 || has_products);
-            wgmma_commit();
-            if (--before_lead_ == 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
-            if (weight_before_ >= 0) {
-              wgmma_wait<1>();
-              weights_.leave(weight_before_);
-              if (box_before_ >= 0) boxes_.leave(box_before_);
-              box_before_ = -1;
-            }
-            weight_before_ = weights_.stage;
+          if constexpr (kSteps > 0) {
+            multiply_tap<kSteps, kTransposed>(weights, pixels, sums, has_products);
           } else {
-            add_parts_of_tap<kSteps>(sums, weights, pixels);
-            weights_.leave(weights_.stage);
+            const int first = x == 0 ? begin : 0, count = uniform((x == columns - 1 ? end : steps) - first);
+            const unsigned m = uniform(weights + kStep * first), n = uniform(pixels + 2 * first);
+            if (count == 4) {
+              multiply_tap<4, kTransposed>(m, n, sums, has_products);
+            } else if (count == 3) {
+              multiply_tap<3, kTransposed>(m, n, sums, has_products);
+            } else if (count == 2) {
+              multiply_tap<2, kTransposed>(m, n, sums, has_products);
+            } else {
+              multiply_tap<1, kTransposed>(m, n, sums, has_products);
+            }
           }
           has_products = true;
           weights_.advance();
         }
+      }
+    }
+    /// In a descriptor, to the next 16 channels.
+    static constexpr unsigned step_of_weights(bool transposed) {
+      return transposed ? 16 * kPixelBytes / 16 : 2;
+    }
+    /// Adds a tap's products of these matrices; what the tap before has read is left.
+    template <int kSteps, bool kTransposed>
+    __device__ __forceinline__ void multiply_tap(unsigned weights, unsigned pixels, float (&sums)[kSums],
+                                                 bool has_products) {
+      if constexpr (kParts == 1) {
+        constexpr unsigned kStep = step_of_weights(kTransposed);
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s)
+          wgmma<Math, N, kTransposed>(sums, descriptor(weights + kStep * s), descriptor(pixels + 2 * s),
+                                      s > 0 || has_products);
+        wgmma_commit();
+        if (--before_lead_ == 0 && threadIdx.x == 0) Barrier::arrive_at(lead_);
+        if (weight_before_ >= 0) {
+          wgmma_wait<1>();
+          weights_.leave(weight_before_);
+          if (box_before_ >= 0) boxes_.leave(box_before_);
+          box_before_ = -1;
+        }
+        weight_before_ = weights_.stage;
+      } else {
+        add_parts_of_tap<kSteps>(sums, weights, pixels);
+        weights_.leave(weights_.stage);
       }
     }
     /// Adds a tap's products of parts: summed by tensor cores, which truncate, only for the tap, those of the
@@ -393,7 +437,8 @@ struct BoxKernel {
     asm volatile("bar.sync %0, %1;" ::"n"(kTurns + 2), "n"(kConsumerThreads) : "memory");
   }
 
-  __device__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
+  /// In line: at a call the assembler lets each product wait for itself (C7510), 1.3 to 1.8 times as long.
+  __device__ __forceinline__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
     const Memory at(call);
     // What brings boxes begins as soon as there are barriers; meanwhile places are found.
     if (threadIdx.x == kConsumerThreads) {
@@ -462,9 +507,11 @@ struct BoxKernel {
       }
       if (kParts == 1 && first && warpgroup > 0) barriers.lead.wait(0);
       float bias[2];
-      Output::load_bias(call, tile, bias);  // before it is needed
+      constexpr bool kFewRegisters = kParts * kJoined == 4;
+      if (!kFewRegisters) Output::load_bias(call, tile, bias);  // before it is needed
       Sums sums;
       in_turn([&] { consumer.start(tile, sums); });
+      if (kFewRegisters) Output::load_bias(call, tile, bias);
       if (kParts == 1 && first) consumer.end_first_tile();
       first = false;
       const TileAt next_tile(call, min(next, all - 1));  // while the last products are under way

@@ -246,7 +246,16 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   }
 }
 
-/// wgmma_map() over boxes.
+/// Whether rows of an nchw tensor are whole vectors of so many elements.
+inline bool rows_are_whole(const ImageStrides& s, const Tensor& to, int elements) {
+  return s.c % elements == 0 && s.n % elements == 0 && s.h % elements == 0 &&
+         reinterpret_cast<std::uintptr_t>(to.raw()) %
+                 (static_cast<unsigned>(elements) * size_of(to.dtype())) ==
+             0;
+}
+
+/// wgmma_map() over boxes. Where images are folded, `g`, `w` and `bias` are those of folded ones, `from` and
+/// `to` as they lie.
 template <class Math>
 void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& way, const Tensor& from,
              const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope) {
@@ -264,8 +273,10 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     largest.emplace(from, ChannelsLast::takes_all(rows) ? copies : reads, w, reads);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
-  const ChannelsLast images = Math::kScaled ? ChannelsLast(from, plan.groups, rows, kParts, largest->a())
-                                            : ChannelsLast(from, plan.groups, rows);
+  const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;
+  const ChannelsLast images = Math::kScaled
+                                  ? ChannelsLast(from, plan.groups, rows, fold_from, kParts, largest->a())
+                                  : ChannelsLast(from, plan.groups, rows, fold_from);
   for (int i = 0; i < plan.h.planes; ++i)
     for (int j = 0; j < plan.w.planes; ++j)
       call.maps[i * plan.w.planes + j] =
@@ -288,7 +299,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     for (int i = 0; i < plan.h.phases; ++i)
       for (int j = 0; j < plan.w.phases; ++j)
         call.maps[plan.planes() + i * plan.w.phases + j] =
-            pixel_map(to, plan.groups, {plan.h.count[i], plan.h.to[i], plan.h.to_step},
+            pixel_map(to, plan.groups, fold_to, {plan.h.count[i], plan.h.to[i], plan.h.to_step},
                       {plan.w.count[j], plan.w.to[j], plan.w.to_step},
                       kPixelBytes / channel_copies(plan.to_channels), t.columns, call.rows_at_once);
   }
@@ -296,12 +307,16 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   call.negative_slope = static_cast<float>(negative_slope);
   call.to = to.raw();
   call.to_strides = ImageStrides(to.strides());
+  call.to_strides.w *= fold_to;
+  if (are_folds(choice.results))
+    while (1 << call.log_fold < fold_to) ++call.log_fold;
   const auto neighbours = [&](int elements) {
     const ImageStrides& s = call.to_strides;
     return s.c == 1 && plan.to_channels % elements == 0 && s.n % elements == 0 && s.h % elements == 0 &&
            s.w % elements == 0 && reinterpret_cast<std::uintptr_t>(to.raw()) % (elements * sizeof(T)) == 0;
   };
   call.vectors = neighbours(kVectorBytes / sizeof(T)), call.pairs = neighbours(2);
+  if (are_folds(choice.results)) call.pairs = true, call.vectors = rows_are_whole(call.to_strides, to, 4);
   const WeightStrides strides(g, transposed, plan, w.layout());
   call.kernel_w = strides.kernel_w;
   if (!Math::kScaled && strides.last)

@@ -3,7 +3,8 @@
 //
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
 // thread; in nchw a warp writes 32 places of a channel at once. Where that can be, threads hand results to
-// the tensor memory accelerator instead: 16-bit rows of pixels, or in nchw all of a tile with whole rows.
+// the tensor memory accelerator instead: 16-bit rows of pixels, or in nchw all of a tile with whole rows. Of
+// folded columns (fold.h) a thread has neighbours in nchw, which it writes as it has them.
 //
 // A timeline (clocks of an H200, read in the kernel) showed that both warpgroups come to write at the same
 // time, 3,000 to 5,000 clocks a tile by loops of loads and stores, while tensor cores wait: stages are too
@@ -189,8 +190,14 @@ struct BoxOutput {
     const int first = first_channel(call, tile);
     Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
     places += first_place(call);
+    if constexpr (kJoined == 1) {
+      if (call.results == BoxResults::folds)
+        return write_folds(call, tile, places, to, finish, bias, sums[0]);
+      if (call.results == BoxResults::folded_pairs)
+        return write_pairs<true>(call, tile, places, staged, to, finish, bias, sums);
+    }
     if (kJoined == 2 || call.results == BoxResults::pairs) {
-      write_pairs(call, tile, places, staged, to, finish, bias, sums);
+      write_pairs<false>(call, tile, places, staged, to, finish, bias, sums);
     } else if (call.results == BoxResults::rows) {
       write_rows(call, tile, places, staged, to, finish, bias, sums[0]);
     } else if (call.vectors) {
@@ -358,38 +365,41 @@ struct BoxOutput {
   }
 
   /// In nchw, where two results of a row are neighbours at an even place of memory: those of joined phases,
-  /// or of two places. Half of a warp's channels, the even or the odd ones, have a row of 32 pairs at a time.
+  /// of two folded columns (kFolded), or of two places. Half of a warp's channels, the even or the odd ones,
+  /// have a row of 32 pairs at a time; folded columns all that there are.
+  template <bool kFolded>
   __device__ __forceinline__ static void write_pairs(const BoxArguments& call, const TileAt& tile,
                                                      const PlaceOfResult* places, float* staged, Value* to,
                                                      const Finish& finish, const float (&bias)[2],
                                                      const Sums& sums) {
-    constexpr int kPass = 64 / kJoined;  // places
-    constexpr int kPitch = kJoined == 2 ? kJoinedPitch : kPairedPitch;
+    constexpr int kOfPlaceHere = kFolded ? 2 : kJoined, kPass = 64 / kOfPlaceHere;  // places
+    constexpr int kPitch = kOfPlaceHere == 2 ? kJoinedPitch : kPairedPitch;
     const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
     if (first_of_warp >= p.to_channels) return;
     float* const rows = staged + warp * (16 * kStagedPitch);
     const std::int64_t step = call.to_strides.c;
-    to += first_of_warp * step;
+    to += (kFolded ? first_of_warp / 2 : first_of_warp) * step;
     const unsigned inside_tile = inside(tile, tile.columns[0]);
     const int channels = p.to_channels - first_of_warp;
 #pragma unroll
     for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
       if (!writes(call, pass)) continue;
-      const int place = pass * kPass + lane * (2 / kJoined);
+      const int place = pass * kPass + lane * (2 / kOfPlaceHere);
       const PlaceOfResult at = places[min(place, N - 1)];
       const bool mine = place < N && exists(at, inside_tile);
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
+      for (int odd = 0; odd < (kFolded ? 1 : 2); ++odd) {
         const float of_channels[2] = {bias[odd], bias[odd]};
         // By groups of eight places.
-        constexpr int kGroups = kPass / 8, kOfGroup = 2 * kJoined;
+        constexpr int kGroups = kPass / 8, kOfGroup = 2 * kOfPlaceHere;
         float finished[kGroups * kOfGroup];
 #pragma unroll
         for (int i = 0; i < kGroups * kOfGroup; ++i) {
-          const int k = (pass * kGroups + i / kOfGroup) * 4 + odd * 2 + i % kOfGroup / kJoined;
-          finished[i] = k < kSums ? sums[i % kJoined][k] : 0;
+          const int first = (pass * kGroups + i / kOfGroup) * 4, of_place = i % kOfGroup / kOfPlaceHere,
+                    k = first + of_place + (kFolded ? i % 2 : odd) * 2;
+          finished[i] = k < kSums ? sums[kFolded ? 0 : i % kJoined][k] : 0;
         }
         finish(finished, of_channels);
 #pragma unroll
@@ -399,7 +409,7 @@ struct BoxOutput {
 #pragma unroll
           for (int e = 0; e < kOfGroup; ++e) of_group.values[e] = finished[i * kOfGroup + e];
           *reinterpret_cast<Pack<float, kOfGroup>*>(rows + lane / 4 * kPitch +
-                                                    (i * 8 + lane % 4 * 2) * kJoined) = of_group;
+                                                    (i * 8 + lane % 4 * 2) * kOfPlaceHere) = of_group;
         }
         __syncwarp();
         Pack<Value, 2> values[8];
@@ -412,7 +422,54 @@ struct BoxOutput {
         Value* const result = to + at.offset + odd * step;
 #pragma unroll
         for (int c = 0; c < 8; ++c)
-          store_if(mine && 2 * c + odd < channels, result + 2 * c * step, values[c]);
+          store_if(mine && 2 * c + odd < channels, result + (kFolded ? c : 2 * c) * step, values[c]);
+      }
+    }
+  }
+
+  /// Where channel c of folded columns begins, from the first of `to`; or any other channel.
+  __device__ __forceinline__ static std::int64_t channel_offset(const BoxArguments& call, int c) {
+    const int column = c & ((1 << call.log_fold) - 1);
+    return static_cast<std::int64_t>(c >> call.log_fold) * call.to_strides.c + column;
+  }
+  /// In nchw, of folded columns: a thread's two channels are neighbours in a row, and so are those of two
+  /// places, if the fold is of two. Four threads write 16 results that are, of each of eight channels.
+  __device__ __forceinline__ static void write_folds(const BoxArguments& call, const TileAt& tile,
+                                                     const PlaceOfResult* places, Value* to,
+                                                     const Finish& finish, const float (&bias)[2],
+                                                     const float (&sums)[kSums]) {
+    const int mine = first_channel(call, tile) + channel(call, 0);
+    if (mine >= call.plan.to_channels) return;
+    const bool whole = call.vectors && call.log_fold == 1;
+    const unsigned inside_tile = inside(tile, tile.columns[0]), next_column = in_tile(0, 0, 1);
+    to += channel_offset(call, mine);
+    constexpr int kAtOnce = kSums % 16 == 0 ? 4 : 2;  // pairs of places
+#pragma unroll
+    for (int first = 0; first < kSums; first += 4 * kAtOnce) {
+      PlaceOfResult at[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) at[i] = places[place(first + 4 * i)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int k = first + 4 * i;
+        if (!writes(call, k / 4)) continue;
+        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
+        finish(finished, bias);
+        Value* const result = to + at[i].offset;
+        const bool one = exists(at[i], inside_tile);
+        PlaceOfResult next = at[i];
+        next.in_tile += next_column;
+        const bool two = exists(next, inside_tile);
+        if (whole && two) {
+          *reinterpret_cast<Pack<Value, 4>*>(result) = {
+              convert<Value>(finished[0]), convert<Value>(finished[2]), convert<Value>(finished[1]),
+              convert<Value>(finished[3])};
+        } else {
+          const Pack<Value, 2> a = {convert<Value>(finished[0]), convert<Value>(finished[2])},
+                               b = {convert<Value>(finished[1]), convert<Value>(finished[3])};
+          if (one) *reinterpret_cast<Pack<Value, 2>*>(result) = a;
+          if (two) *reinterpret_cast<Pack<Value, 2>*>(result + (1 << call.log_fold)) = b;
+        }
       }
     }
   }
@@ -588,7 +645,7 @@ struct BoxOutput {
       const PlaceOfResult at = place_of_result(call, first_place(call) + mine);
       if (mine >= (call.halves == 2 ? call.half : N)) continue;  // the other warpgroup's
       if (!exists(at, inside(tile, tile.columns_of(phase)))) continue;
-      Value* const result = to + at.offset + static_cast<std::int64_t>(c) * call.to_strides.c;
+      Value* const result = to + at.offset + channel_offset(call, c);
       if (call.pairs && to_second(call) == 1) {
         *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(sums[e]), convert<Value>(sums[2 + e])};
       } else {

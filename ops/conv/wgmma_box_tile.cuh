@@ -37,6 +37,7 @@ struct BoxArguments {
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
   int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
   int log_copies;                                               // of channel_copies()
+  int log_fold;   // of are_folds(): a channel has so many neighbouring columns of one of `to`
   bool in_order;  // of a block's channels; or as block_row() says
   int lead;       // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
@@ -45,8 +46,9 @@ struct BoxArguments {
   bool in_turns;     // warpgroups have a tile each, in turns; else halves of one, or of its channels
   int halves, half;  // of a tile's places, and where the second one begins, if there are two
   int staged_bytes;
-  bool vectors,
-      pairs;  // whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once
+  // Whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once; of
+  // are_folds(), four and two columns.
+  bool vectors, pairs;
 };
 
 static_assert(sizeof(BoxArguments) <= 4096);  // what a kernel's parameters may take with CUDA 12.0

@@ -23,6 +23,7 @@
 
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/fold.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
@@ -105,7 +106,7 @@ struct BoxGradKernel {
     return (shared_address(shared) & 0x3ffff) >> 4 | static_cast<unsigned>(atom_step >> 4) << 16;
   }
 
-  __device__ static void run(const BoxGradArguments& call, char* memory, Barriers& barriers) {
+  __device__ __forceinline__ static void run(const BoxGradArguments& call, char* memory, Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
     const Work work(call);
     const int x_bytes = p.tile.x_bytes, stage_bytes = p.stage_bytes(), warpgroups = p.units * p.x_blocks;
@@ -344,7 +345,9 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   using T = typename Math::Element;
   constexpr int kParts = Math::kOperandParts;
   BoxGradArguments call{};
-  call.plan = box_grad_plan(g, kParts);
+  const BoxGradWay& way = box_grad_way(g, kParts);
+  const Fold fold = way.fold;
+  call.plan = way.plan;
   const BoxGradPlan& p = call.plan;
   if (!p.exists()) return false;
   call.stages = std::min(4, kMostGradBytes / p.stage_bytes());
@@ -357,12 +360,13 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
     largest.emplace(x, copies, y, ChannelsLast::takes_all(&g.h) ? copies : reads);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
-  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, const Magnitude& magnitude) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, kParts, magnitude)
-                         : ChannelsLast(images, planes.groups, rows);
+  const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int columns,
+                             const Magnitude& magnitude) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, columns, kParts, magnitude)
+                         : ChannelsLast(images, planes.groups, rows, columns);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, largest ? largest->a() : Magnitude{}),
-                     y_images = images_of(y, &g.h, largest ? largest->b() : Magnitude{});
+  const ChannelsLast x_images = images_of(x, nullptr, fold.x, largest ? largest->a() : Magnitude{}),
+                     y_images = images_of(y, &g.h, fold.y, largest ? largest->b() : Magnitude{});
   Preparations preparations;
   x_images.make(preparations), y_images.make(preparations);
   const int groups = kParts * planes.groups;
@@ -373,7 +377,8 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
       call.y_maps[i * planes.w.planes + j] =
           image_map(y_images, dtype_of<T>, planes.n, groups, planes.plane_h(i), planes.plane_w(j), p.tile.y);
   call.groups = planes.groups, call.ci = planes.to_channels, call.co = planes.from_channels;
-  call.kernel_w = static_cast<int>(g.w.kernel);
+  const ConvTranspose2dGeometry folded = fold.of(g);
+  call.kernel_w = static_cast<int>(folded.w.kernel);
   call.y_channels = y_images.group_channels;
   const int taps = static_cast<int>(g.h.kernel) * call.kernel_w;
   call.rows = taps * call.y_channels;
@@ -399,7 +404,13 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   sum.parts = call.parts;
   sum.groups = call.groups, sum.ci = call.ci, sum.co = call.co, sum.taps = taps;
   sum.y_channels = call.y_channels, sum.rows = call.rows, sum.splits = splits;
-  sum_weight_grads<typename Math::Value>(sum, w);
+  if (fold.exists()) {
+    const Tensor of_folded = Tensor::empty(folded.weight_shape(), {.device = w.device()});
+    sum_weight_grads<float>(sum, of_folded);
+    unfold_weight_grad(fold, of_folded, w);
+  } else {
+    sum_weight_grads<typename Math::Value>(sum, w);
+  }
   return true;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/wgmma_choice.h>
+#include <tapedeck/ops/conv/fold.cuh>
 #include <tapedeck/ops/conv/wgmma_box_launch.cuh>
 #include <tapedeck/ops/conv/wgmma_box_weight_grad.cuh>
 #include <tapedeck/ops/conv/wgmma_map.cuh>
@@ -24,13 +25,20 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   const BoxResults results = box_results(to.layout(), to.size(3), factors_of<Math>.element_bytes,
                                          reinterpret_cast<std::uintptr_t>(to.raw()));
   const MapWay way = map_way(g, transposed, from.layout(), results, factors_of<Math>);
+  const Fold& fold = way.boxes.fold;
+  const auto over_boxes = [&]<class Of>() {
+    if (!fold.exists()) return box_map<Of>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;
+    const bool last = to.layout() == Layout::nhwc;
+    const FoldedWeight folded(g, fold, transposed,
+                              last ? FoldedChannels::by_columns : FoldedChannels::by_channels, w, bias);
+    box_map<Of>(fold.of(g), transposed, way.boxes, from, folded.weight, folded.bias, to, negative_slope);
+    return true;
+  };
   if constexpr (multiplies_float<Math>) {
-    if (way.kind == MapKind::halves)
-      return box_map<HalvesOf<Math>>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;
+    if (way.kind == MapKind::halves) return over_boxes.template operator()<HalvesOf<Math>>();
   }
   if constexpr (Math::kParts == 1) {
-    if (way.kind == MapKind::boxes)
-      return box_map<Math>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;
+    if (way.kind == MapKind::boxes) return over_boxes.template operator()<Math>();
   }
   windows_map<Math>(g, transposed, way.plan, way.windows, from, w, bias, to);
   return false;

@@ -50,6 +50,13 @@ inline std::int64_t weight_grad_workspace(const ConvTranspose2dGeometry& g, int 
          std::max(element_bytes, 4);
 }
 
+/// Of the weight of folded images.
+inline std::int64_t folded_weight_bytes(const ConvTranspose2dGeometry& g, const Fold& fold,
+                                        const Factors& f) {
+  if (!fold.exists()) return 0;
+  return fold.of(g).weight_shape().count() * f.element_bytes;
+}
+
 /// Of wgmma kernels.
 inline std::int64_t wgmma_map_workspace(const ConvTranspose2dGeometry& g, bool transposed, const MapWay& way,
                                         Layout layout, const Factors& f) {
@@ -68,22 +75,27 @@ inline std::int64_t wgmma_map_workspace(const ConvTranspose2dGeometry& g, bool t
   const BoxPlan& p = way.boxes.plan;
   const BoxChoice& c = way.boxes.choice;
   const std::int64_t sums = c.tiles * p.joined * c.places / 2 * kConsumerThreads * 4;
+  // Weights of folded images have their channels last.
+  const bool lie =
+      !halves && way.boxes.fold.exists() && box_weights(p, transposed, c.results, 0) != BoxWeights::packed;
   return (halves ? halves_bytes(images, parts) : channels_last_bytes(images, layout, f.element_bytes)) +
-         static_cast<std::int64_t>(packed_box_bytes(p, c.blocks, parts)) +
-         (c.splits > 1 ? c.splits * sums : 0);
+         (lie ? 0 : static_cast<std::int64_t>(packed_box_bytes(p, c.blocks, parts))) +
+         (c.splits > 1 ? c.splits * sums : 0) + folded_weight_bytes(g, way.boxes.fold, f);
 }
 inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g, Layout layout,
                                                 const Factors& f) {
   const Images x(g, true), y(g, false);
   const std::int64_t taps = g.h.kernel * g.w.kernel;
   const int halves = f.are_float() ? f.halves() : 1;
-  const BoxGradPlan boxes = weight_grad_over_boxes(g, f) ? box_grad_plan(g, halves) : BoxGradPlan();
+  const BoxGradWay way = weight_grad_over_boxes(g, f) ? box_grad_way(g, halves) : BoxGradWay();
+  const BoxGradPlan& boxes = way.plan;
   if (boxes.exists()) {
-    const std::int64_t sums = g.ci * taps * padded_channels(y, 2) * 4,
+    const std::int64_t sums = way.fold.exists() ? way.fold.of(g).weight_shape().count() * 4
+                                                : g.ci * taps * padded_channels(y, 2) * 4,
                        images = f.are_float()
                                     ? halves_bytes(x, halves) + halves_bytes(y, halves)
                                     : channels_last_bytes(x, layout, 2) + channels_last_bytes(y, layout, 2);
-    return images + boxes.splits() * sums;
+    return images + (boxes.splits() + (way.fold.exists() ? 1 : 0)) * sums;
   }
   const std::int64_t rows = taps * padded_channels(y, f.element_bytes);
   const int n = gathered_channels(g.group_ci());
