@@ -166,6 +166,7 @@ TEST(ConvAutotune, WritesWhatPinnedChoicesRead) {
     ConvTuner tuner({.file = path});
     FakeTrial trial({{Algorithm::wgmma, 1234.5678}, {Algorithm::halves, 60.25}});
     EXPECT_EQ(tuner.choose(question(), trial), Algorithm::halves);
+    EXPECT_EQ(tuner.known(question())->estimated, 1234.568) << "as the file will say";
   }
   EXPECT_EQ(read_text(path), kHead + kQuestion + "\thalves\t60.25\t1234.568\n");
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));

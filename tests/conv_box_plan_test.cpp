@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include <tapedeck/core/error.h>
 #include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/box_plan.h>
@@ -129,13 +130,13 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 static_cast<std::size_t>(p.joined),
                 std::vector<Values>(static_cast<std::size_t>(p.to_channels),
                                     Values(static_cast<std::size_t>(places), 0.0)));
+            const BoxPlace::Dividers dividers(tile);
             int taps = 0;
             BoxPlan::Box next = p.box_of(phase, 0);
             for (int b = 0; b < p.boxes(phase); ++b, p.advance(next)) {
               const BoxPlan::Box at = p.box_of(phase, b);
               EXPECT_EQ(std::tie(at.i, at.j, at.chunk), std::tie(next.i, next.j, next.chunk));
               const BoxTaps& of_h = p.h.of[at.i];
-              EXPECT_EQ(p.taps_of_boxes(phase, 0, b), taps);
               for (int joined = 0; joined < p.joined; ++joined) taps += p.taps(at.i, at.j + joined);
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
                 EXPECT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
@@ -172,6 +173,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 }
               }
             }
+            EXPECT_EQ(p.taps_of(phase), taps);
             const auto write = [&](int m, int image_at, int row_at, int x, double value) {
               const std::int64_t y = p.h.to[i] + row_at * p.h.to_step;
               const auto result = static_cast<std::size_t>(
@@ -220,7 +222,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
             }
             for (int joined = 0; joined < p.joined && halves == 0; ++joined)
               for (int place = 0; place < places; ++place) {
-                const BoxPlace at(tile, place);
+                const BoxPlace at(dividers, place);
                 if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
                                std::min(tile.columns, p.w.count[j + joined] - column)))
                   continue;
@@ -480,12 +482,15 @@ std::vector<double> numbers_of(const BoxWay& way) {
                       p.vectors,      p.chunks,
                       p.joined,       static_cast<int>(p.split),
                       p.weights,      static_cast<int>(c.results),
-                      way.fold.x,     way.fold.y})
+                      way.fold.x,     way.fold.y,
+                      int{p.folded},  p.is_narrow ? 1 : 0})
     numbers.push_back(n);
+  for (int i = 0; i < kMaxReads; ++i)
+    for (const int n : {int{p.steps_from[i]}, int{p.steps_to[i]}}) numbers.push_back(n);
   for (const BoxAxis* a : {&p.h, &p.w}) {
     for (const int n : {a->phases, a->planes, a->to_step, a->step, a->reads, a->taps}) numbers.push_back(n);
     for (int i = 0; i < kMaxPhases; ++i)
-      for (const int n : {a->count[i], a->to[i], a->of_phase[i]}) numbers.push_back(n);
+      for (const int n : {a->count[i], a->to[i], int{a->of_phase[i]}, a->taps_of[i]}) numbers.push_back(n);
     for (const BoxTaps& taps : a->of)
       for (const int n : {taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift, taps.first, taps.plane,
                           taps.remainder, taps.before})
@@ -541,6 +546,36 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
     }
   }
   EXPECT_GT(ways, 1000);
+}
+
+// Tiles of nchw end where sectors of memory do, if rows begin at some, or are wide; else parts of rows are
+// long.
+TEST(ConvBoxPlan, CutsRowsAtSectors) {
+  int parts_of_rows = 0, cut = 0;
+  for (std::int64_t width = 200; width <= 1100; width += 6)
+    for (const std::int64_t stride : {1, 2})
+      for (const int parts : {1, 2})
+        for (const int bytes : {2, 4}) {
+          if (parts == 2 && bytes == 2) continue;
+          const ConvAxis axis{width / stride, width / stride * stride, 2 + stride, stride, 1, 1};
+          const ConvTranspose2dGeometry g{.n = 16, .ci = 64, .co = 64, .h = axis, .w = axis};
+          const BoxWay way = best_box_way(g, true, 2, parts, BoxResults::pairs, bytes);
+          ASSERT_GT(way.choice.places, 0);
+          const BoxPlan& p = way.plan;
+          const int of_column = bytes * p.joined, part = way.choice.tile.columns * of_column;
+          SCOPED_TRACE(concat(width, " stride ", stride, " parts ", parts, " bytes ", bytes, ": ", part));
+          EXPECT_EQ(p.w.to_step, p.joined);
+          if (way.choice.tile.columns >= p.w.most()) continue;
+          ++parts_of_rows;
+          if (g.w.out * bytes % kSectorBytes == 0) {
+            EXPECT_TRUE(part % kSectorBytes == 0 || part > 8 * kSectorBytes);
+            cut += part % kSectorBytes == 0 ? 0 : 1;
+          } else {
+            EXPECT_GE(part, 3 * kSectorBytes);
+          }
+        }
+  EXPECT_GT(parts_of_rows, 500);
+  EXPECT_LT(cut, 10);
 }
 
 TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {

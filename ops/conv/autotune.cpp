@@ -24,6 +24,11 @@ constexpr std::size_t kQuestionFields = 7, kFields = kQuestionFields + 3, kNumbe
 
 using Choices = std::map<std::string, ConvTuner::Choice>;
 
+/// In whole nanoseconds, at least one, so that the file tells what was told before it was written.
+double microseconds(double seconds) {
+  return std::max(1.0, std::round(seconds * 1e9)) / 1e3;
+}
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -177,9 +182,10 @@ std::optional<ConvTuner::Choice> ConvTuner::measure(ConvTrial& trial) {
   for (const auto& [time, algorithm] : times) {
     if (time > kFaster * estimated) break;
     const ConvAlgorithm a = algorithm;
-    if (tried(spent_, false, [&] { return trial.matches(a); })) return Choice{a, time * 1e6, estimated * 1e6};
+    if (tried(spent_, false, [&] { return trial.matches(a); }))
+      return Choice{a, microseconds(time), microseconds(estimated)};
   }
-  return Choice{of_estimate, estimated * 1e6, estimated * 1e6};
+  return Choice{of_estimate, microseconds(estimated), microseconds(estimated)};
 }
 
 /// With the choices that other processes wrote meanwhile: writers wait for each other.
@@ -187,12 +193,8 @@ void ConvTuner::write() {
   AtomicFile file(options_.file);
   choices_.merge(read_choices(options_.file, false));
   std::string text = concat(kFirstLine, '\n');
-  const auto nanoseconds = [](double microseconds) {
-    return std::max(1.0, std::round(microseconds * 1e3)) / 1e3;
-  };
   for (const auto& [question, c] : choices_)
-    text += concat(question, '\t', c.algorithm, '\t', nanoseconds(c.microseconds), '\t',
-                   nanoseconds(c.estimated), '\n');
+    text += concat(question, '\t', c.algorithm, '\t', c.microseconds, '\t', c.estimated, '\n');
   file.write(text);
   file.commit();
 }

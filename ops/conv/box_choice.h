@@ -43,6 +43,12 @@ TAPEDECK_HD constexpr int channel_copies(int channels) {
 
 /// What it takes to write a result of one phase of columns, between those of others.
 inline constexpr double kGapClocks = 0.35;
+/// What it takes to write a part of a channel's row that begins and ends at sectors of memory, and one that
+/// does not, of values of 4 and of 2 bytes: another tile writes the rest of these sectors. (Fitted to 12
+/// layers in three precisions, timed on an H200 with tiles of 16 to 258 columns: 128 images of 64 to 64
+/// channels of 256 x 256, 3x3, in bfloat16 took 3.0 ms with 26 columns, 1.9 with 32.)
+inline constexpr double kPartClocks = 4, kCutPartClocks = 16, kCutHalvesClocks = 10;
+inline constexpr int kSectorBytes = 32;
 
 /// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
 /// single results of rows, pairs that are neighbours in a row, or boxes; of folded columns (fold.h) what a
@@ -126,7 +132,7 @@ inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
 }
 
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
-/// does not fit. `value_bytes`: of a result, where these are written as boxes. `in_turns`: of one block.
+/// does not fit. `value_bytes`: of a result in nchw. `in_turns`: of one block.
 inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results,
                             int value_bytes = 4, bool in_turns = false) {
   BoxChoice c;
@@ -139,6 +145,29 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const auto most_pixels = [&](int staged_bytes) {
     return (left_beside(staged_bytes) - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8;
   };
+  int steps = 0;
+  for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
+  const double taken = steps * p.taken();
+  const int of_place = results == BoxResults::boxes    ? 28 * p.joined
+                       : p.joined == 2                 ? 60
+                       : results == BoxResults::rows   ? 10
+                       : results == BoxResults::pixels ? 2
+                       : are_folds(results)            ? 12
+                                                       : 6;
+  // Rows of one phase of columns have gaps: no sector is written whole.
+  const bool gaps = !have_channels_last(results) && p.w.to_step > p.joined;
+  PartsOfRows parts_of_rows;
+  if (!have_channels_last(results)) {
+    const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * p.joined * folded,
+              channels = std::min(p.to_channels, kBlockChannels * blocks) / folded;
+    const bool begins_whole = !gaps && p.w.most() * of_column % kSectorBytes == 0;
+    parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
+                     channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks)};
+  }
+  // What a tile's place takes, of which each of two warpgroups has one at a time.
+  const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *
+                             (parts == 1 ? 1 : 3) / (in_turns ? 2 : 1),
+               of_places = (1.2 * of_products + of_place) / halves;
   if (results == BoxResults::boxes) {
     // Of as many rows or images as leave room for boxes to read.
     const int unit = std::max(1, 16 / (p.joined * value_bytes));
@@ -158,17 +187,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   } else {
     const bool even = results == BoxResults::folds || (results == BoxResults::pairs && p.joined == 1);
     if (results == BoxResults::folds) c.staged_bytes = 0;
-    c.tile = box_tile(p, places * halves, most_pixels(c.staged_bytes), even);
+    c.tile = box_tile(p, places * halves, most_pixels(c.staged_bytes), even, 1, 1, parts_of_rows, of_places);
     c.half = places;
   }
   if (c.tile.rows == 0) return c;
-  // Rows of nchw that are written in short pieces cost more than the halo: kb57's forward took 1.6 times as
-  // long in pieces of 18.
-  const bool by_rows = results == BoxResults::rows || results == BoxResults::pairs || are_folds(results);
-  const int folded = are_folds(results) ? 2 : 1;
-  if (p.split != BoxSplit::none && by_rows &&
-      folded * c.tile.columns < std::min(folded * p.w.most(), 256 / value_bytes))
-    return c;
   const std::int64_t channel_tiles = count(count(p.to_channels, kBlockChannels), blocks);
   const int all = (halves - 1) * c.half + places, left = left_beside(c.staged_bytes);
   c.results = results;
@@ -194,7 +216,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
             count(p.w.most(), t.columns);
   // Clocks of the tiles of all phases at a place: tensor cores take places / 2 for a step of a warpgroup, and
   // shared memory places / 4 + 16; or what is brought; then results are written.
-  int taps = 0, boxes = 0, steps = 0, least_taps = 1 << 20;
+  int taps = 0, boxes = 0, least_taps = 1 << 20;
   for (int phase = 0; phase < p.phases(); ++phase) {
     const int of_phase = p.boxes(phase) / std::max(1, p.chunks);
     BoxPlan::Box box = p.box_of(phase, 0);
@@ -209,33 +231,24 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   boxes = std::max(boxes, p.phases() * p.chunks);
   // No warpgroup may wait for a stage that the other one has not begun with.
   c.lead = in_turns ? 0 : std::min(c.weight_stages, c.box_stages * least_taps);
-  for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   // Products of half as many places at once, as joined phases have, take longer than half.
   const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
   const double step = 2 * std::max(places / 2.0, places / 4.0 + 16) * of_joined;
   // Products of two parts take three steps, and their sums are added by one warpgroup while the other one
   // multiplies, but for what both wait.
-  const double taken = steps * p.taken(), multiplied = parts == 1
-                                                           ? taps * (taken * step + p.chunks * 60)
-                                                           : taps * (taken * 3 * step + p.chunks * 200);
+  const double multiplied =
+      parts == 1 ? taps * (taken * step + p.chunks * 60) : taps * (taken * 3 * step + p.chunks * 200);
   const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
                           static_cast<double>(taps) * p.chunks * weight_bytes) /
                          34;
-  // Rows of one phase of columns have gaps, and sectors are written by halves.
-  const bool gaps = !have_channels_last(results) && p.w.to_step > p.joined;
-  const int of_place = results == BoxResults::boxes    ? 28 * p.joined
-                       : p.joined == 2                 ? 60
-                       : results == BoxResults::rows   ? 10
-                       : results == BoxResults::pixels ? 2
-                       : are_folds(results)            ? 12
-                                                       : 6;
   // A row is a store of one of four warps.
   const StoredRows stored(t, halves == 2, 0);
   const int stores =
       results == BoxResults::pixels ? stored.images * stored.rows / StoredRows::at_once(t, halves == 2) : 0;
   const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
                              channel_copies(p.to_channels) +
-                         stores * 10;
+                         stores * 10,
+               parted = parts_of_rows.of(t, p.w.most());
   // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
   // has what is in stages to multiply: with less it waits.
   const double tap = step / 2 * steps / std::max(1, p.chunks) * (parts == 1 ? 1 : 3),
@@ -243,6 +256,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                alone = 600 + std::min(written, 6.0 * places),
                others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
   const double packing = 4000 + packed_box_bytes(p, blocks, parts) / 280;
+  // In nchw bands of rows with a box for each tap are slower than this says: up to 1.3 times, by the same
+  // measurements.
+  const bool bands = t.rows < p.h.most() && !have_channels_last(results);
+  const double of_taps = bands && p.split == BoxSplit::taps ? 1.2 : 1;
   if (in_turns) {
     // One warpgroup multiplies while the other one writes, which takes it as long as it takes both (an
     // H200's profile: 50 clocks a place of nchw). Fitted to layers that were timed both ways: it is slower
@@ -261,10 +278,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                  missed = (have_channels_last(results) ? 1 : 1.05) * (c.tiles <= 132 ? 1.05 : 1) *
                           (p.to_channels > kBlockChannels ? 1.05 : 1) *
                           (written_alone > 1.5 * multiplied_alone ? 1.08 : 1);
-    c.clocks = missed * static_cast<double>(count(c.tiles, 132)) * 1.1 * turn + written_alone + 600 + packing;
+    c.clocks = static_cast<double>(count(c.tiles, 132)) * (missed * of_taps * 1.1 * turn + parted) +
+               written_alone + 600 + packing;
     return c;
   }
-  const double tile = 1.2 * std::max({multiplied, brought, refilled}) / p.phases() + written + others;
+  const double tile =
+      of_taps * 1.2 * std::max({multiplied, brought, refilled}) / p.phases() + written + parted + others;
   // Splits as far as there are multiprocessors without work, at least eight taps each.
   const std::int64_t most = std::min<std::int64_t>(boxes / p.phases(), taps * p.chunks / p.phases() / 8);
   c.splits = static_cast<int>(
@@ -350,12 +369,20 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
   return best;
 }
 
-inline constexpr double kFoldClocks = 3000;  // of a kernel that folds the weights
+/// Of a kernel that prepares operands: it waits for the one before. (Fitted to 354 pairs of a layer and a
+/// precision, timed folded and not on an H200: what is chosen takes 1.02 times as long as the faster one.)
+inline constexpr double kKernelClocks = 5000;
 
 /// The best way, of folded images where that is faster.
 inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
                                   int parts, BoxResults results, int value_bytes) {
-  BoxWay best = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+  const BoxWay unfolded = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+  const auto packs = [&](const BoxWay& way) {
+    const bool scaled = element_bytes != value_bytes;
+    return scaled || box_weights(way.plan, transposed, way.choice.results, 0) == BoxWeights::packed ? 1 : 0;
+  };
+  const int more = unfolded.choice.places > 0 ? 1 - packs(unfolded) : 0;
+  BoxWay best = unfolded;
   for_folds(g, element_bytes, [&](const Fold& fold) {
     const int of_results = transposed ? fold.y : fold.x;
     BoxResults of_fold = results;
@@ -369,7 +396,10 @@ inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transpo
     }
     BoxWay way = best_box_way(fold.of(g), transposed, element_bytes, parts, of_fold, value_bytes, fold);
     if (way.choice.places == 0) return;
-    way.choice.clocks += kFoldClocks;
+    // Weights are folded, with their channels last, and packed where they could lie; where only what is read
+    // is folded, in nchw, its copy takes longer.
+    const bool by_copy = !have_channels_last(results) && of_results == 1;
+    way.choice.clocks += kKernelClocks * (more + packs(way) + (by_copy ? 1 : 0));
     if (best.choice.places > 0 && way.choice.clocks >= best.choice.clocks) return;
     best = way;
   });

@@ -53,11 +53,12 @@ struct BoxTaps {
 
 struct BoxAxis {
   int phases = 0, count[kMaxPhases] = {}, to[kMaxPhases] = {}, to_step = 1;  // of results
-  int planes = 0, step = 1;       // of what is read; one of phases and planes is 1
-  int reads = 1;                  // boxes of a phase, at most
-  int of_phase[kMaxPhases] = {};  // boxes that a phase has
-  int taps = 0;                   // of all boxes
-  BoxTaps of[kMaxReads];          // [phase][read]
+  int planes = 0, step = 1;               // of what is read; one of phases and planes is 1
+  int reads = 1;                          // boxes of a phase, at most
+  std::int8_t of_phase[kMaxPhases] = {};  // boxes that a phase has
+  int taps_of[kMaxPhases] = {};           // of a phase's boxes
+  int taps = 0;                           // of all boxes
+  BoxTaps of[kMaxReads];                  // [phase][read]
 
   int most() const { return *std::max_element(count, count + kMaxPhases); }
   /// Pixels that a box has beyond the results.
@@ -70,10 +71,11 @@ struct BoxAxis {
   void count_reads() {
     taps = 0;
     for (int i = 0; i < phases; ++i) {
-      of_phase[i] = 0;
+      of_phase[i] = 0, taps_of[i] = 0;
       for (int r = 0; r < reads; ++r) {
         BoxTaps& t = of[i * reads + r];
-        t.before = taps, taps += t.taps, of_phase[i] += t.taps > 0 ? 1 : 0;
+        t.before = taps, taps += t.taps, taps_of[i] += t.taps;
+        if (t.taps > 0) ++of_phase[i];
       }
     }
   }
@@ -202,10 +204,16 @@ struct BoxTile {
 
 /// The result at a place of a tile.
 struct BoxPlace {
-  TAPEDECK_HD BoxPlace(const BoxTile& t, int place)
-      : image(place / t.image_pixels()),
-        row(place % t.image_pixels() / t.pitch),
-        column(place % t.image_pixels() % t.pitch) {}
+  /// What places are divided by.
+  struct Dividers {
+    Dividers() = default;
+    explicit Dividers(const BoxTile& t) : image(t.image_pixels()), row(t.pitch) {}
+    Divider image, row;
+  };
+  TAPEDECK_HD BoxPlace(const Dividers& by, int place)
+      : image(by.image.divide(place)),
+        row(by.row.divide(by.image.modulo(place, image))),
+        column(by.row.modulo(by.image.modulo(place, image), row)) {}
   /// `images`, `rows` and `columns`: of the tile that are inside of the result.
   TAPEDECK_HD bool exists(int images, int rows, int columns) const {
     return image < images && row < rows && column < columns;
@@ -243,18 +251,19 @@ struct BoxPlan {
     by_phases_w = Divider(std::max(1, phases_w())), by_phases = Divider(std::max(1, phases()));
   }
 
-  /// Leaves out steps of channels that no result sees, where the plan is of folded images.
+  /// Makes it one of folded images, and leaves out steps of channels that no result sees.
   void narrow(const Fold& fold, bool transposed) {
+    if (!fold.exists()) return;
+    folded = static_cast<std::uint8_t>(transposed ? fold.y : fold.x);
     const int columns = transposed ? fold.x : fold.y, step = 32 * elements / kVectorBytes,
               each = from_channels / columns, all = all_steps();
     for (int j = 0; j < kMaxReads; ++j) {
       const BoxTaps& t = w.of[j];
-      steps_from[j] = 0, steps_to[j] = static_cast<std::int16_t>(all);
-      if (!fold.exists() || t.taps == 0) continue;
+      if (t.taps == 0) continue;
       const int first = fold.seen(t.tap, transposed).first,
                 last = fold.seen(t.tap + (t.taps - 1) * t.tap_step, transposed).second;
-      steps_from[j] = static_cast<std::int16_t>(first * each / step);
-      steps_to[j] = static_cast<std::int16_t>((last * each + step - 1) / step);
+      steps_from[j] = static_cast<std::uint8_t>(first * each / step);
+      steps_to[j] = static_cast<std::uint8_t>((last * each + step - 1) / step);
       is_narrow = is_narrow || steps_from[j] > 0 || steps_to[j] < all;
     }
   }
@@ -270,7 +279,9 @@ struct BoxPlan {
     }
     return static_cast<double>(taken) / (taps * all);
   }
-  int all_steps() const { return chunks == 0 ? 0 : (chunks - 1) * kVectors / 2 + steps(chunks - 1); }
+  TAPEDECK_HD int all_steps() const {
+    return chunks == 0 ? 0 : (chunks - 1) * kVectors / 2 + steps(chunks - 1);
+  }
 
   // Of tiles.
   TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
@@ -304,13 +315,10 @@ struct BoxPlan {
     if (++box.j < box.end) return;
     box.j = box.first, ++box.i;
   }
-  /// Taps of a phase's boxes from `begin` to `end`, of all joined phases.
-  TAPEDECK_HD int taps_of_boxes(int phase, int begin, int end) const {
-    int all = 0;
-    Box box = box_of(phase, begin);
-    for (int b = begin; b < end; ++b, advance(box))
-      for (int k = 0; k < joined; ++k) all += taps(box.i, box.j + k);
-    return all;
+  /// Of all of a phase's boxes, and of all joined phases.
+  TAPEDECK_HD int taps_of(int phase) const {
+    const int i = by_phases_w.divide(phase), j = by_phases_w.modulo(phase, i) * joined;
+    return h.taps_of[i] * (w.taps_of[j] + (joined == 2 ? w.taps_of[j + 1] : 0)) * chunks;
   }
   /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
   TAPEDECK_HD int weight_of_taps(int i, int j, int chunk) const {
@@ -347,7 +355,8 @@ struct BoxPlan {
   // Of folded columns (fold.h): of a pixel's channels, the steps before steps_from[j] meet nothing at tap 0
   // of w.of[j], nor do those from steps_to[j] on at the last tap; if that is so anywhere.
   bool is_narrow = false;
-  std::int16_t steps_from[kMaxReads] = {}, steps_to[kMaxReads] = {};
+  std::uint8_t folded = 1;  // neighbouring columns of results that are one
+  std::uint8_t steps_from[kMaxReads] = {}, steps_to[kMaxReads] = {};
 
  private:
   /// Boxes along rows that tiles of a phase of columns, or of joined phases, read.
@@ -369,11 +378,24 @@ TAPEDECK_HD inline int block_row(int m) {
   return m / 16 * 16 + m % 2 * 8 + m % 16 / 2;
 }
 
+/// What a part of a row takes that a tile has, beside its places: one of a multiple of `whole` columns, or
+/// any other.
+struct PartsOfRows {
+  /// Of a tile's rows, in images `width` wide.
+  double of(const BoxTile& t, int width) const {
+    if (t.columns >= width) return 0;
+    return t.images * t.rows * (t.columns % whole == 0 ? of_whole : of_other);
+  }
+  int whole = 1;
+  double of_whole = 0, of_other = 0;
+};
+
 /// The tile of at most `places` that wastes least, with boxes of at most `most_pixels`; no rows if there is
 /// none. `even`: results of even columns, of an even number, are at even places. `halves`: of rows or images,
-/// that have so many places each (first_half()). `unit` divides pitches.
+/// that have so many places each (first_half()). `unit` divides pitches. `of_place`: what a place takes,
+/// where parts of rows take something.
 inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even = false, int halves = 1,
-                        int unit = 1) {
+                        int unit = 1, const PartsOfRows& parts = {}, double of_place = 1) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   BoxTile best;
   best.rows = 0;
@@ -383,31 +405,36 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
     const double tiles = static_cast<double>((p.n + t.images - 1) / t.images) *
                          ((height + t.rows - 1) / t.rows) * ((width + t.columns - 1) / t.columns);
     // What is computed, and a little for what is brought.
-    const double cost = tiles * (places * halves + 0.1 * t.pixels());
+    const double cost = tiles * (places * halves + 0.1 * t.pixels() + parts.of(t, width) / of_place);
     if (best.rows > 0 && cost >= least) return;
     best = t, least = cost;
   };
   const int most_columns = std::min(places, kMostOfBox - halo_w);
   if (most_columns < 1) return best;
-  for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
+  const auto offer_columns = [&](int columns) {
     BoxTile t;
-    t.columns = (width + strips - 1) / strips, t.pitch = (t.columns + halo_w + unit - 1) / unit * unit;
+    t.columns = columns, t.pitch = (columns + halo_w + unit - 1) / unit * unit;
     if (even) t.columns += t.columns % 2, t.pitch = (t.columns + halo_w + 1) / 2 * 2;
-    const bool last = t.columns <= 16;
     const int most_rows = std::min(kMostOfBox, most_pixels / t.pitch) - halo_h;
-    if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) continue;
+    if (t.pitch > kMostOfBox || t.columns > places || most_rows < 1) return;
     const int rows = std::min({height, most_rows, halves * (1 + (places - t.columns) / t.pitch)});
     const int bands = (height + rows - 1) / rows;
     t.rows = (height + bands - 1) / bands, t.box_rows = t.rows + halo_h;
     while (t.rows > 0 && t.pixels() > most_pixels) --t.rows, --t.box_rows;
-    if (t.rows == 0) continue;
+    if (t.rows == 0) return;
     offer(t);
     if (t.rows == height && t.places() <= places) {
       t.images = std::min({p.n, kMostOfBox, halves * (1 + (places - t.places()) / t.image_pixels())});
       while (t.pixels() > most_pixels) --t.images;
       offer(t);
     }
-    if (last) break;
+  };
+  for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
+    const int columns = (width + strips - 1) / strips,
+              whole = (columns + parts.whole - 1) / parts.whole * parts.whole;
+    offer_columns(columns);
+    if (whole != columns && whole < width) offer_columns(whole);
+    if (columns <= 16) break;
   }
   return best;
 }

@@ -28,11 +28,16 @@
 // where there is one block of channels, warpgroups may have a tile each, in turns (BoxChoice::in_turns):
 // stages are left by one of them, which passes over what comes for the other one, and one writes while the
 // other one multiplies. Weights then come twice as often. Layers that take turns in TF32, channels last, take
-// 0.72 to 1.01 of the time. In nchw where rows are not whole vectors (kb57) a warp takes some 11,000 clocks
-// to write a tile, beside another warpgroup or alone, twice as long as to multiply, and nothing is won.
+// 0.72 to 1.01 of the time.
+//
+// In nchw a tile writes parts of many rows, and how these lie in memory counts: where one ends within a
+// sector of 32 bytes, another tile writes the rest of it, and memory seems to write such sectors twice
+// (timings say so; its traffic was not counted). In kb57 in TF32, with tiles of 54 columns, a warp took as
+// long to write as products take; its input gradient took 2.8 ms, with 64 columns 2.1. So tiles end where
+// sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 673 TFLOP/s; 64 to 64 channels, 3x3: 608; 1024 to 512, kernel 2, stride 2: 533. What mattered:
+// 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:
 // that products of a tap are in line (see multiply_tap; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
@@ -101,9 +106,10 @@ struct BoxKernel {
   /// A slice of each box.
   __device__ static void bring_boxes(const BoxArguments& call, int slice, char* memory, Barriers& barriers) {
     const BoxPlan& p = call.plan;
-    if (slice >= call.tile.slices()) return;
-    const int bytes = call.tile.slice_pixels() * kPixelBytes, offset = slice * call.tile.slice();
-    const int image = call.tile.images > 1 ? offset : 0, row = call.tile.images > 1 ? 0 : offset;
+    if (slice >= call.slices) return;
+    const bool of_images = call.tile.images > 1;
+    const int bytes = call.slice * (of_images ? call.tile.image_pixels() : call.tile.pitch) * kPixelBytes,
+              offset = slice * call.slice, image = of_images ? offset : 0, row = of_images ? 0 : offset;
     Position at;
 #pragma unroll 1
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
@@ -227,19 +233,19 @@ struct BoxKernel {
         has_products_[k] = false;
         if constexpr (kParts > 1) clear(sums[k]);
       }
-      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
-#pragma unroll 1
-      for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
-        const int steps = p.steps(box.chunk);
-        boxes_.wait();
-        multiply_box<0>(box, steps, sums);
-        if constexpr (kJoined == 2) multiply_box<1>(box, steps, sums);
-        if constexpr (kParts > 1) {
-          boxes_.leave(boxes_.stage);
+      const bool whole = p.all_steps() == p.chunks * kMostSteps && !p.is_narrow;
+      constexpr bool kFewRegisters = kParts * kJoined == 4;  // for another loop
+      const auto multiply = [&]<bool kTransposed>() {
+        if (!kFewRegisters && whole) {
+          multiply_boxes<kTransposed, kFewRegisters ? -1 : kMostSteps>(tile, sums);
         } else {
-          box_before_ = boxes_.stage;  // each box has taps, at the first of which the one before is left
+          multiply_boxes<kTransposed, -1>(tile, sums);
         }
-        boxes_.advance();
+      };
+      if (kTransposable && call_.weights == BoxWeights::rows_of_from) {
+        multiply.template operator()<kTransposable>();
+      } else {
+        multiply.template operator()<false>();
       }
     }
     __device__ __forceinline__ void finish(Sums& sums) {
@@ -258,10 +264,10 @@ struct BoxKernel {
       }
     }
 
-    /// Leaves out what is brought for a tile of the other warpgroup.
+    /// Leaves out what is brought for a tile of the other warpgroup, which is not split.
     __device__ void skip(const TileAt& tile) {
       boxes_.advance(tile.end - tile.begin);
-      weights_.advance(call_.plan.taps_of_boxes(tile.phase, tile.begin, tile.end));
+      if (tile.has_results()) weights_.advance(call_.plan.taps_of(tile.phase));
     }
 
     /// Lets the other warpgroup begin, at the latest after the first tile.
@@ -299,27 +305,47 @@ struct BoxKernel {
     };
 
     static constexpr int kMostSteps = kVectors / 2;  // of 32 bytes, of a box
-    /// Adds the products of a joined phase and the box that is there, which has so many steps.
-    template <int kPhase>
-    __device__ __forceinline__ void multiply_box(const BoxPlan::Box& box, int steps, Sums& sums) {
-      if (steps == kMostSteps && !call_.plan.is_narrow) {
-        multiply_steps<kPhase, kMostSteps>(box, steps, sums);
-      } else if constexpr (kJoined == 1) {
-        multiply_steps<kPhase, 0>(box, steps, sums);
-      } else if (steps == 3) {
-        multiply_steps<kPhase, 3>(box, steps, sums);
-      } else if (steps == 2) {
-        multiply_steps<kPhase, 2>(box, steps, sums);
-      } else {
-        multiply_steps<kPhase, 1>(box, steps, sums);
+    /// Adds the products of a tile. kSteps: the steps of every box; -1: boxes may have fewer.
+    template <bool kTransposed, int kSteps>
+    __device__ __forceinline__ void multiply_boxes(const TileAt& tile, Sums& sums) {
+      const BoxPlan& p = call_.plan;
+      BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
+#pragma unroll 1
+      for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
+        boxes_.wait();
+        for_joined([&]<int kPhase>() {
+          if constexpr (kSteps > 0) {
+            multiply_taps<kPhase, kTransposed, kSteps>(box, kSteps, sums[kPhase], has_products_[kPhase]);
+          } else {
+            multiply_box<kPhase, kTransposed>(box, sums[kPhase], has_products_[kPhase]);
+          }
+        });
+        if constexpr (kParts > 1) {
+          boxes_.leave(boxes_.stage);
+        } else {
+          box_before_ = boxes_.stage;  // each box has taps, at the first of which the one before is left
+        }
+        boxes_.advance();
       }
     }
-    template <int kPhase, int kSteps>
-    __device__ __forceinline__ void multiply_steps(const BoxPlan::Box& box, int steps, Sums& sums) {
-      if (kTransposable && call_.weights == BoxWeights::rows_of_from) {
-        multiply_taps<kPhase, kTransposable, kSteps>(box, steps, sums[kPhase], has_products_[kPhase]);
+    /// Adds the products of a joined phase and the box that is there.
+    template <int kPhase, bool kTransposed>
+    __device__ __forceinline__ void multiply_box(const BoxPlan::Box& box, float (&sums)[kSums],
+                                                 bool& has_products) {
+      const int steps = call_.plan.steps(box.chunk);
+      const auto multiply = [&]<int kSteps>() {
+        multiply_taps<kPhase, kTransposed, kSteps>(box, steps, sums, has_products);
+      };
+      if (kJoined == 1 && call_.plan.is_narrow) {
+        multiply.template operator()<kJoined == 1 ? 0 : 1>();
+      } else if (steps == kMostSteps) {
+        multiply.template operator()<kMostSteps>();
+      } else if (steps == 3) {
+        multiply.template operator()<3>();
+      } else if (steps == 2) {
+        multiply.template operator()<2>();
       } else {
-        multiply_taps<kPhase, false, kSteps>(box, steps, sums[kPhase], has_products_[kPhase]);
+        multiply.template operator()<1>();
       }
     }
     /// Adds the products of the taps of the box that is there. kTransposed: with rows of `from`. kSteps: all
@@ -331,7 +357,7 @@ struct BoxKernel {
       const BoxPlan& p = call_.plan;
       const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j + kPhase];
       int begin = 0, end = steps;
-      if (kSteps == 0 && p.is_narrow) {
+      if (kSteps == 0) {
         const int before = box.chunk * kMostSteps;
         begin = min(max(p.steps_from[box.j] - before, 0), steps - 1);
         end = min(max(p.steps_to[box.j] - before, 1), steps);
@@ -437,30 +463,45 @@ struct BoxKernel {
     asm volatile("bar.sync %0, %1;" ::"n"(kTurns + 2), "n"(kConsumerThreads) : "memory");
   }
 
+  /// Reads anew what would else be kept in a register from the kernel's begin on.
+  __device__ __forceinline__ static bool is_first_of_warp() {
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane == 0;
+  }
+
   /// In line: at a call the assembler lets each product wait for itself (C7510), 1.3 to 1.8 times as long.
   __device__ __forceinline__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
     const Memory at(call);
-    // What brings boxes begins as soon as there are barriers; meanwhile places are found.
-    if (threadIdx.x == kConsumerThreads) {
+    // What brings boxes begins as soon as there are barriers; meanwhile places are found. Small layers, of a
+    // tile for each multiprocessor, take 7 microseconds, most of which warps spend on a thousand instructions
+    // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
+    // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time).
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+    const int other = warp - kConsumerThreads / 32;
+    if (other >= 0 && is_first_of_warp()) {
+      Barrier* const mine = other == 0   ? barriers.full_box
+                            : other == 1 ? barriers.full_weight
+                            : other == 2 ? barriers.empty_box
+                                         : barriers.empty_weight;
+      const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32,
+                arrivals = other == 0   ? call.slices
+                           : other == 1 ? 2
+                                        : readers;
+#pragma unroll
+      for (int s = 0; s < kMostStages; ++s) mine[s].initialise(arrivals);
+      if (other == 0) barriers.lead.initialise(1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (threadIdx.x == kThreads - 1) {
       prefetch_map(call.maps[0]);
       if (call.weights != BoxWeights::packed) prefetch_map(call.maps[kMaxPlanes]);
-      for (int s = 0; s < kMostStages; ++s) {
-        barriers.full_box[s].initialise(call.tile.slices());
-        barriers.full_weight[s].initialise(2);
-        const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32;
-        barriers.empty_box[s].initialise(readers);
-        barriers.empty_weight[s].initialise(readers);
-      }
-      barriers.lead.initialise(1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     await_previous<false>();
-    const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     if (warp >= kConsumerThreads / 32) {
       leave_registers<kOtherRegisters>();
-      const int other = warp - kConsumerThreads / 32;
-      if (threadIdx.x % 32 != 0) return;
+      if (!is_first_of_warp()) return;
       if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
       if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
         return bring_lying_weights(call, other - kMostSlices, memory + at.weights, barriers);

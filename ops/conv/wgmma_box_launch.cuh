@@ -226,6 +226,8 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   call.by_columns = Divider(ceil_div(p.w.most(), t.columns));
   call.by_rows = Divider(ceil_div(p.h.most(), t.rows));
   call.by_images = Divider(ceil_div(p.n, t.images));
+  call.by_place = BoxPlace::Dividers(t);
+  call.slices = t.slices(), call.slice = t.slice();
   call.splits = choice.splits;
   call.box_stages = choice.box_stages, call.weight_stages = choice.weight_stages;
   call.box_bytes = choice.box_bytes;
@@ -325,7 +327,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (lie) call.maps[kMaxPlanes] = weight_map(w, plan.groups, kWeightRows);
   call.in_order = lie || (have_channels_last(choice.results) && plan.joined == 1 && sizeof(T) == 2);
   call.blocks = choice.blocks;
-  call.log_copies = log_channel_copies(plan.to_channels);
+  call.log_copies = static_cast<std::int8_t>(log_channel_copies(plan.to_channels));
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(plan.to_channels, kBlockChannels), call.blocks));
   std::optional<Workspace<uint4>> packed;
   const auto bytes = static_cast<std::int64_t>(packed_box_bytes(plan, call.blocks, kParts));

@@ -81,7 +81,7 @@ struct BoxOutput {
   __device__ static PlaceOfResult place_of_result(const BoxArguments& call, int place) {
     const BoxPlan& p = call.plan;
     const ImageStrides& s = call.to_strides;
-    const BoxPlace at(call.tile, place);
+    const BoxPlace at(call.by_place, place);
     PlaceOfResult result;
     result.offset = at.image * s.n + static_cast<std::int64_t>(at.row * p.h.to_step) * s.h +
                     static_cast<std::int64_t>(at.column * p.w.to_step) * s.w;

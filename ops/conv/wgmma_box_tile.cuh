@@ -35,17 +35,19 @@ struct BoxArguments {
   int blocks;  // of channels in a tile: 1 or 2
   int tiles_block, tiles, splits;
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
-  int box_bytes, box_stages, weight_stages;                     // box_bytes: of a part
-  int log_copies;                                               // of channel_copies()
-  int log_fold;   // of are_folds(): a channel has so many neighbouring columns of one of `to`
-  bool in_order;  // of a block's channels; or as block_row() says
-  int lead;       // taps of its first tile that a warpgroup has multiplied when the other one begins
+  BoxPlace::Dividers by_place;
+  int slices, slice;                         // of a box: tile.slices() and tile.slice()
+  int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
+  int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
   ResultBox box;     // of results, if they are boxes
   int rows_at_once;  // of boxes of pixels
-  bool in_turns;     // warpgroups have a tile each, in turns; else halves of one, or of its channels
   int halves, half;  // of a tile's places, and where the second one begins, if there are two
   int staged_bytes;
+  std::int8_t log_copies;  // of channel_copies()
+  std::int8_t log_fold;    // of are_folds(): a channel has so many neighbouring columns of one of `to`
+  bool in_order;           // of a block's channels; or as block_row() says
+  bool in_turns;           // warpgroups have a tile each, in turns; else halves of one, or of its channels
   // Whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once; of
   // are_folds(), four and two columns.
   bool vectors, pairs;
