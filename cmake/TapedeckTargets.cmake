@@ -21,7 +21,8 @@ function(tapedeck_sources folder)
         list(APPEND sources ${source})
         # Some deal out work: loops over images are not theirs.
         if(extension STREQUAL cpp AND "${folder}/${word}" MATCHES "^(ops/.*|core/(copy|finite|random))$"
-           AND NOT "${folder}/${word}" MATCHES "^ops/(conv/(correlate|dispatch|matrix)|conv2d|conv_transpose2d)$")
+           AND NOT "${folder}/${word}" MATCHES
+               "^ops/(conv/(autotune|correlate|dispatch|matrix|plan|winograd_plan)|conv2d|conv_transpose2d.*|view)$")
           set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${TAPEDECK_LOOP_OPTIONS}")
         endif()
       endif()
@@ -37,11 +38,13 @@ endfunction()
 # architecture may have, with TAPEDECK_MICRO_ISA naming it, and adds all of them to the library. Only these
 # files may fuse multiplications and additions.
 function(tapedeck_micro_kernels source)
-  set(flags_baseline "")
-  set(flags_avx2 -mavx2 -mfma)
-  set(flags_avx512 -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma)
+  set(speed $<$<CONFIG:MinSizeRel>:-O2>)
+  set(flags_baseline ${speed})
+  set(flags_avx2 ${speed} -mavx2 -mfma)
+  set(flags_avx512 ${speed} -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma)
   set(isas baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+    set(flags_baseline "")  # for CPUs of before 2013; and for float64 where a build is for size
     list(APPEND isas avx2 avx512)
     target_compile_definitions(tapedeck PRIVATE TAPEDECK_MICRO_X86)
   endif()
@@ -53,7 +56,7 @@ function(tapedeck_micro_kernels source)
     target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
     target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa} $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL>)
     target_compile_options(${target} PRIVATE ${flags_${isa}} -ffp-contract=fast -fno-trapping-math
-      -fno-math-errno $<$<CONFIG:MinSizeRel>:-O2>)
+      -fno-math-errno)
     tapedeck_warnings(${target})
     target_sources(tapedeck PRIVATE $<TARGET_OBJECTS:${target}>)
   endforeach()
