@@ -28,6 +28,13 @@ struct Images {
   std::int64_t strides[4];
 };
 
+/// sum + a[0] * b[0] + a[a_step] * b[b_step] + ..., `count` products in this order.
+template <class A, class T>
+A add_products(A sum, std::int64_t count, const T* a, std::int64_t a_step, const T* b, std::int64_t b_step) {
+  for (std::int64_t i = 0; i < count; ++i) sum += convert<A>(a[i * a_step]) * convert<A>(b[i * b_step]);
+  return sum;
+}
+
 /// Sets out.at(n, c, h, w) = value(n, c, h, w) for every position, in parallel.
 template <class T, class F>
 void for_each_output(const Images<T>& out, const Shape& shape, F value) {
@@ -57,9 +64,8 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
         for (std::int64_t kw = 0; kw < g.w.kernel; ++kw) {
           const std::int64_t iw = g.w.input(ow, kw);
           if (iw < 0) continue;
-          for (std::int64_t ci = first; ci < first + g.group_ci(); ++ci) {
-            sum += convert<A>(in.at(n, ci, ih, iw)) * convert<A>(weight.at(ci, co_in_group, kh, kw));
-          }
+          sum = add_products(sum, g.group_ci(), &in.at(n, first, ih, iw), in.strides[1],
+                             &weight.at(first, co_in_group, kh, kw), weight.strides[0]);
         }
       }
       return sum;
@@ -78,10 +84,8 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
       A sum = b != nullptr ? convert<A>(b[ci]) : A(0);
       for (std::int64_t kh = g.h.tap_begin(ih); kh < g.h.tap_end(ih); ++kh) {
         for (std::int64_t kw = g.w.tap_begin(iw); kw < g.w.tap_end(iw); ++kw) {
-          for (std::int64_t co = 0; co < g.group_co(); ++co) {
-            sum += convert<A>(in.at(n, first + co, g.h.output(ih, kh), g.w.output(iw, kw))) *
-                   convert<A>(weight.at(ci, co, kh, kw));
-          }
+          sum = add_products(sum, g.group_co(), &in.at(n, first, g.h.output(ih, kh), g.w.output(iw, kw)),
+                             in.strides[1], &weight.at(ci, 0, kh, kw), weight.strides[1]);
         }
       }
       return sum;
@@ -95,13 +99,14 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
     const Images<T> a(x), b(y), out(w);
     for_each_output(out, w.shape(), [&](std::int64_t ci, std::int64_t co, std::int64_t kh, std::int64_t kw) {
       const std::int64_t channel = ci / g.group_ci() * g.group_co() + co;
+      const std::int64_t left = g.w.input_begin(kw), columns = g.w.input_end(kw) - left;
       A sum = 0;
+      if (columns <= 0) return sum;
       for (std::int64_t n = 0; n < g.n; ++n) {
         for (std::int64_t ih = g.h.input_begin(kh); ih < g.h.input_end(kh); ++ih) {
-          for (std::int64_t iw = g.w.input_begin(kw); iw < g.w.input_end(kw); ++iw) {
-            sum += convert<A>(a.at(n, ci, ih, iw)) *
-                   convert<A>(b.at(n, channel, g.h.output(ih, kh), g.w.output(iw, kw)));
-          }
+          sum = add_products(sum, columns, &a.at(n, ci, ih, left), a.strides[3],
+                             &b.at(n, channel, g.h.output(ih, kh), g.w.output(left, kw)),
+                             b.strides[3] * g.w.stride);
         }
       }
       return sum;
