@@ -9,7 +9,8 @@ Builds build/bench first. Ours and PyTorch's take turns (three each); what is pr
 medians over all of them, of float32 with random inputs: the forward with bias, the gradient of the input and
 that of the weight. `limit` is the larger share that ours has of two measured limits: fused multiply-adds in
 registers (counting only taps that reach an output), and a copy in memory (x, weight and y once each; a share
-above 1 means that they stayed in the cache).
+above 1 means that they stayed in the cache). `both` is the share of what the same multiply-adds take in registers while
+as many bytes are read and written (bench/cpu_limits.h).
 
 --random measures that many random parameter sets instead, and with --neighbours each one's limit beside the median of
 as many sets that differ in one parameter. It ends with what is more than 10% slower than PyTorch or has less than half
@@ -55,8 +56,9 @@ class Ours:
         return [float(v) for v in self.ask("limits", threads)]
 
     def times(self, case, layout, threads, op, milliseconds):
-        flops, size, path, *seconds = self.ask(words(case), layout, threads, op, milliseconds)
-        return float(flops), float(size), path, [float(s) for s in seconds]
+        """FLOPs, bytes, path, seconds of both in registers and memory together, and seconds of each call."""
+        flops, size, path, together, *seconds = self.ask(words(case), layout, threads, op, milliseconds)
+        return float(flops), float(size), path, float(together), [float(s) for s in seconds]
 
 
 def torch_times(case, layout, threads, op, milliseconds):
@@ -91,20 +93,22 @@ def measure(ours, row, limits, args):
     case, layout, threads, op = (row[k] for k in ("parameters", "layout", "threads", "op"))
     mine, theirs = row.setdefault("mine", []), row.setdefault("theirs", [])
     for _ in range(args.rounds):
-        flops, size, row["path"], seconds = ours.times(case, layout, threads, op, args.milliseconds)
+        flops, size, row["path"], together, seconds = ours.times(case, layout, threads, op, args.milliseconds)
         mine += seconds
+        row.setdefault("together", []).append(together)
         theirs += torch_times(case, layout, threads, op, args.milliseconds)
     a, b = statistics.median(mine), statistics.median(theirs)
     row.update({"ms": a * 1e3, "pytorch_ms": b * 1e3, "ratio": b / a, "gflops": flops / a * 1e-9,
-                "gbytes": size / a * 1e-9, "share_of_peak": flops / a / limits[0], "share_of_copy": size / a / limits[1]})
+                "gbytes": size / a * 1e-9, "share_of_peak": flops / a / limits[0], "share_of_copy": size / a / limits[1],
+                "share_of_both": statistics.median(row["together"]) / a})
     if args.neighbours:
         shares = row.setdefault("of_neighbours", [[] for _ in neighbours(case, args.neighbours, args.seed)])
         for near, all_of_it in zip(neighbours(case, args.neighbours, args.seed), shares):
-            flops, size, _, seconds = ours.times(near, layout, threads, op, args.milliseconds)
+            flops, size, _, _, seconds = ours.times(near, layout, threads, op, args.milliseconds)
             all_of_it.append(share(flops, size, statistics.median(seconds), limits))
         row["to_neighbours"] = max(row["share_of_peak"], row["share_of_copy"]) / statistics.median(map(statistics.median, shares)) if shares else 1
     print(f"{row['case']:10} {op:15} {threads} {layout} {row['path']:11} {row['ms']:9.3f} {row['pytorch_ms']:9.3f}  {row['ratio']:6.2f}x"
-          f" {row['gflops']:7.1f} GFLOP/s {row['gbytes']:6.1f} GB/s  limit {max(row['share_of_peak'], row['share_of_copy']):4.2f}"
+          f" {row['gflops']:7.1f} GFLOP/s {row['gbytes']:6.1f} GB/s  limit {max(row['share_of_peak'], row['share_of_copy']):4.2f}, both {row['share_of_both']:4.2f}"
           + (f", {row['to_neighbours']:4.2f} of neighbours'" if args.neighbours else ""), flush=True)
     return row
 
@@ -145,7 +149,7 @@ def main():
                 if args.random and is_slow(row):
                     measure(ours, row, limits[threads], args)
     for row in rows:
-        for k in ("mine", "theirs", "of_neighbours"):
+        for k in ("mine", "theirs", "together", "of_neighbours"):
             row.pop(k, None)
     if args.json:
         rows = on_cpu.write(args.json, {**results, "limits": {str(t): {"flops": l[0], "copy_bytes": l[1]} for t, l in limits.items()},

@@ -1,103 +1,32 @@
 // Times ConvTranspose2d for bench/compare_cpu.py: one case a line of input, one answer a line of output.
 //
 //   case     N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS LAYOUT THREADS OP MILLISECONDS
-//   answer   FLOPS BYTES PATH SECONDS SECONDS ...
+//   answer   FLOPS BYTES PATH TOGETHER SECONDS SECONDS ...
 //   "limits THREADS" is answered by the FLOP/s of fused multiply-adds in registers and the bytes/s, read and
 //   written, of a copy that fits no cache.
 //
-// OP is forward, input_gradient or weight_gradient; MILLISECONDS is how long to repeat it. Inputs are random.
-// Only taps that reach an output count; bytes are those of x, weight and y, each once.
+// TOGETHER is what as many multiply-adds in registers take while as many bytes are read and written
+// (cpu_limits.h), in seconds. OP is forward, input_gradient or weight_gradient; MILLISECONDS is how long to
+// repeat it. Inputs are random. Only taps that reach an output count; bytes are those of x, weight and y,
+// each once.
 #include <tapedeck/tapedeck.h>
 
-#include <chrono>
-#include <cstring>
 #include <iostream>
 #include <sstream>
 #include <string>
 
 #include <tapedeck/core/parallel.h>
-#include <tapedeck/core/simd.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/kernels.h>
 
 #include "conv_shapes.h"
+#include "cpu_limits.h"
 
 namespace {
 
 using namespace tapedeck;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-template <class F>
-double best(int runs, F f) {
-  double seconds = 1e30;
-  for (int i = 0; i < runs; ++i) {
-    const double start = now();
-    f();
-    seconds = std::min(seconds, now() - start);
-  }
-  return seconds;
-}
-
-template <int Bytes>
-struct VectorOf {
-  typedef float type __attribute__((vector_size(Bytes)));
-};
-
-constexpr int kSums = 12;
-constexpr std::int64_t kRounds = 10'000'000;
-
-/// kRounds multiplications and additions of kSums independent vectors; fused where the target can.
-template <int Bytes>
-[[gnu::always_inline]] inline float multiply_add() {
-  using Vector = typename VectorOf<Bytes>::type;
-  Vector sums[kSums];
-  for (int i = 0; i < kSums; ++i) sums[i] = Vector{} + static_cast<float>(i);
-  for (std::int64_t round = 0; round < kRounds; ++round) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kSums; ++i) sums[i] = sums[i] * 0.999F + 0.5F;
-  }
-  for (int i = 1; i < kSums; ++i) sums[0] += sums[i];
-  return sums[0][0];
-}
-
-using MultiplyAdd = float (*)();
-#if defined(__x86_64__)
-[[gnu::target("avx512f")]] float multiply_add_avx512() {
-  return multiply_add<64>();
-}
-[[gnu::target("avx2,fma")]] float multiply_add_avx2() {
-  return multiply_add<32>();
-}
-#else
-constexpr MultiplyAdd multiply_add_avx512 = multiply_add<16>, multiply_add_avx2 = multiply_add<16>;
-#endif
-
-double peak_flops(int threads) {
-  volatile float sink = 0;
-  const InstructionSet set = instruction_set();
-  const MultiplyAdd f = set == InstructionSet::avx512 ? multiply_add_avx512
-                        : set == InstructionSet::avx2 ? multiply_add_avx2
-                                                      : multiply_add<16>;
-  const int lanes = set == InstructionSet::avx512 ? 16 : set == InstructionSet::avx2 ? 8 : 4;
-  const double seconds =
-      best(5, [&] { parallel_for(threads, 1, [&](std::int64_t, std::int64_t) { sink = f(); }); });
-  return 2.0 * static_cast<double>(kRounds) * kSums * lanes * threads / seconds;
-}
-
-double copy_bandwidth() {
-  const std::int64_t bytes = 128 << 20;
-  const Tensor from = Tensor::zeros({bytes}, {DType::uint8}), to = Tensor::zeros({bytes}, {DType::uint8});
-  const double seconds = best(7, [&] {
-    parallel_for(bytes, 1 << 20, [&](std::int64_t begin, std::int64_t end) {
-      std::memcpy(to.data<std::uint8_t>() + begin, from.data<std::uint8_t>() + begin,
-                  static_cast<std::size_t>(end - begin));
-    });
-  });
-  return 2.0 * static_cast<double>(bytes) / seconds;
-}
+using bench::now;
 
 struct Case : bench::ConvShape {
   Layout layout = Layout::nchw;
@@ -108,6 +37,13 @@ std::istream& operator>>(std::istream& in, Case& c) {
   in >> static_cast<bench::ConvShape&>(c) >> layout;
   c.layout = layout == "nhwc" ? Layout::nhwc : Layout::nchw;
   return in;
+}
+
+double together(double flops, const Variable& x, const Variable& w, const Variable& y,
+                const std::string& op) {
+  const auto bytes = [](const Variable& v) { return static_cast<double>(v.tensor().bytes()); };
+  const Variable& written = op == "forward" ? y : op == "input_gradient" ? x : w;
+  return bench::seconds_together(flops, bytes(x) + bytes(w) + bytes(y) - bytes(written), bytes(written));
 }
 
 void time(const Case& c, const std::string& op, double seconds) {
@@ -126,7 +62,8 @@ void time(const Case& c, const std::string& op, double seconds) {
             << (op == "forward"          ? explained.forward
                 : op == "input_gradient" ? explained.input_gradient
                                          : explained.weight_gradient)
-                   .kernel;
+                   .kernel
+            << ' ' << together(explained.flops, x, w, gy, op);
   (void)call();
   int runs = 0;
   for (const double start = now(); runs < 3 || (now() - start < seconds && runs < 1000); ++runs) {
@@ -148,7 +85,7 @@ int main() {
     if (line.rfind("limits ", 0) == 0) {
       in.ignore(7) >> threads;
       set_num_threads(threads);
-      std::cout << peak_flops(threads) << ' ' << copy_bandwidth() << std::endl;
+      std::cout << bench::peak_flops() << ' ' << bench::copy_bandwidth() << std::endl;
       continue;
     }
     Case c;
