@@ -3,8 +3,8 @@
 // rows in `carry`, so that only whole aligned vectors are stored, one after the other. The lines of a stretch
 // drain while the next is computed; where whole rows were computed, joined and copied in turn, each waited.
 // Tried: joined lines kept in the cache and stored a few at a time between the steps of the next stretch's
-// loops. On a Xeon with AVX-512 that took 1.05 to 1.16 times as long (kb81, kb75, three channels): the loops
-// became slower by as much as the stores alone had taken, whatever the stretch.
+// loops. One thread of a Xeon with AVX-512 took 1.0 to 1.18 times as long for it (kb81 1.15, kb75 1.05): the
+// loops became slower by what the stores alone had taken, whatever the stretch.
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
