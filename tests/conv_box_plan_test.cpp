@@ -578,6 +578,29 @@ TEST(ConvBoxPlan, CutsRowsAtSectors) {
   EXPECT_LT(cut, 10);
 }
 
+// What writes results of folded columns, and what estimates that, goes by the plan's.
+TEST(ConvBoxPlan, PlansOfFoldsSayHowManyColumnsAreOne) {
+  int folded = 0, unfolded = 0;
+  for (const int channels : {8, 16, 32, 64})
+    for (const std::int64_t stride : {1, 2})
+      for (const bool transposed : {false, true})
+        for (const BoxResults results : {BoxResults::channels, BoxResults::pairs, BoxResults::boxes})
+          for (const int bytes : {2, 4}) {
+            const ConvAxis axis{64, 64 * stride, 2 + stride, stride, 1, 1};
+            const ConvTranspose2dGeometry g{.n = 32, .ci = channels, .co = channels, .h = axis, .w = axis};
+            const BoxWay way = best_folded_box_way(g, transposed, bytes, 1, results, bytes);
+            SCOPED_TRACE(concat(channels, " channels, stride ", stride, ", transposed ", transposed,
+                                ", results ", static_cast<int>(results), ", bytes ", bytes));
+            ASSERT_GT(way.choice.places, 0);
+            const int columns = way.fold.exists() ? (transposed ? way.fold.y : way.fold.x) : 1;
+            EXPECT_EQ(int{way.plan.folded}, columns);
+            EXPECT_EQ(way.plan.to_channels, channels * columns);
+            ++(columns > 1 ? folded : unfolded);
+          }
+  EXPECT_GT(folded, 10);
+  EXPECT_GT(unfolded, 10);
+}
+
 TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {
   std::vector<int> rows(kBlockChannels, 0);
   for (int m = 0; m < kBlockChannels; ++m) ++rows.at(static_cast<std::size_t>(block_row(m)));
