@@ -56,9 +56,11 @@ class Ours:
         return [float(v) for v in self.ask("limits", threads)]
 
     def times(self, case, layout, threads, op, milliseconds):
-        """FLOPs, bytes, path, seconds of both in registers and memory together, and seconds of each call."""
-        flops, size, path, together, *seconds = self.ask(words(case), layout, threads, op, milliseconds)
-        return float(flops), float(size), path, float(together), [float(s) for s in seconds]
+        flops, size, path, *seconds = self.ask(words(case), layout, threads, op, milliseconds)
+        return float(flops), float(size), path, [float(s) for s in seconds]
+
+    def together(self, case, layout, threads, op):
+        return float(self.ask("together", words(case), layout, threads, op, 0)[0])
 
 
 def torch_times(case, layout, threads, op, milliseconds):
@@ -93,9 +95,9 @@ def measure(ours, row, limits, args):
     case, layout, threads, op = (row[k] for k in ("parameters", "layout", "threads", "op"))
     mine, theirs = row.setdefault("mine", []), row.setdefault("theirs", [])
     for _ in range(args.rounds):
-        flops, size, row["path"], together, seconds = ours.times(case, layout, threads, op, args.milliseconds)
+        flops, size, row["path"], seconds = ours.times(case, layout, threads, op, args.milliseconds)
         mine += seconds
-        row.setdefault("together", []).append(together)
+        row.setdefault("together", []).append(ours.together(case, layout, threads, op))
         theirs += torch_times(case, layout, threads, op, args.milliseconds)
     a, b = statistics.median(mine), statistics.median(theirs)
     row.update({"ms": a * 1e3, "pytorch_ms": b * 1e3, "ratio": b / a, "gflops": flops / a * 1e-9,
@@ -104,7 +106,7 @@ def measure(ours, row, limits, args):
     if args.neighbours:
         shares = row.setdefault("of_neighbours", [[] for _ in neighbours(case, args.neighbours, args.seed)])
         for near, all_of_it in zip(neighbours(case, args.neighbours, args.seed), shares):
-            flops, size, _, _, seconds = ours.times(near, layout, threads, op, args.milliseconds)
+            flops, size, _, seconds = ours.times(near, layout, threads, op, args.milliseconds)
             all_of_it.append(share(flops, size, statistics.median(seconds), limits))
         row["to_neighbours"] = max(row["share_of_peak"], row["share_of_copy"]) / statistics.median(map(statistics.median, shares)) if shares else 1
     print(f"{row['case']:10} {op:15} {threads} {layout} {row['path']:11} {row['ms']:9.3f} {row['pytorch_ms']:9.3f}  {row['ratio']:6.2f}x"

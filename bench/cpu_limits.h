@@ -62,8 +62,11 @@ template <int Bytes>
 #pragma GCC unroll 16
       for (int i = 0; i < kSums; ++i) sums[i] = sums[i] * 0.999F + 0.5F;
     }
-    for (const std::int64_t end = part(s.read, block, blocks) * kLine; read < end; read += Bytes) {
-      sums[read / Bytes % 2] += *reinterpret_cast<const Vector*>(s.from + read);
+    for (const std::int64_t end = part(s.read, block, blocks) * kLine; read < end; read += kLine) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kLine / Bytes; ++i) {
+        sums[i] += *reinterpret_cast<const Vector*>(s.from + read + i * Bytes);
+      }
     }
     for (const std::int64_t end = part(s.written, block, blocks) * kLine; written < end; written += Bytes) {
 #if defined(__x86_64__)
@@ -98,8 +101,8 @@ inline int vector_bytes() {
 }
 
 /// The seconds that num_threads() threads take for so many floating-point operations (a multiply-add is two)
-/// of float32 in registers, while they read so many bytes of memory and write so many others: what no kernel
-/// of the same work beats but by caches.
+/// of float32 in registers, while they read so many bytes and write so many others, past the caches where the
+/// library's kernels do.
 inline double seconds_together(double flops, double bytes_read, double bytes_written) {
   const int threads = num_threads();
   const auto lines = [](double bytes) { return static_cast<std::int64_t>(bytes) / kLine; };

@@ -1,14 +1,14 @@
 // Times ConvTranspose2d for bench/compare_cpu.py: one case a line of input, one answer a line of output.
 //
 //   case     N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS LAYOUT THREADS OP MILLISECONDS
-//   answer   FLOPS BYTES PATH TOGETHER SECONDS SECONDS ...
+//   answer   FLOPS BYTES PATH SECONDS SECONDS ...
 //   "limits THREADS" is answered by the FLOP/s of fused multiply-adds in registers and the bytes/s, read and
 //   written, of a copy that fits no cache.
+//   "together" and a case is answered by the seconds that as many multiply-adds in registers take while as
+//   many bytes are read and written (cpu_limits.h).
 //
-// TOGETHER is what as many multiply-adds in registers take while as many bytes are read and written
-// (cpu_limits.h), in seconds. OP is forward, input_gradient or weight_gradient; MILLISECONDS is how long to
-// repeat it. Inputs are random. Only taps that reach an output count; bytes are those of x, weight and y,
-// each once.
+// OP is forward, input_gradient or weight_gradient; MILLISECONDS is how long to repeat it. Inputs are random.
+// Only taps that reach an output count; bytes are those of x, weight and y, each once.
 #include <tapedeck/tapedeck.h>
 
 #include <iostream>
@@ -39,11 +39,14 @@ std::istream& operator>>(std::istream& in, Case& c) {
   return in;
 }
 
-double together(double flops, const Variable& x, const Variable& w, const Variable& y,
-                const std::string& op) {
-  const auto bytes = [](const Variable& v) { return static_cast<double>(v.tensor().bytes()); };
-  const Variable& written = op == "forward" ? y : op == "input_gradient" ? x : w;
-  return bench::seconds_together(flops, bytes(x) + bytes(w) + bytes(y) - bytes(written), bytes(written));
+double together(const Case& c, const std::string& op) {
+  const Tensor x = Tensor::empty(c.x()), w = Tensor::empty(c.weight());
+  const auto geometry = conv_transpose2d_geometry(x, w, {}, c.options);
+  const Tensor y = Tensor::empty(geometry.y_shape());
+  const ConvExplanation explained = explain(geometry, DType::float32, c.layout);
+  const Tensor& result = op == "forward" ? y : op == "input_gradient" ? x : w;
+  const auto written = static_cast<double>(result.bytes());
+  return bench::seconds_together(explained.flops, explained.bytes - written, written);
 }
 
 void time(const Case& c, const std::string& op, double seconds) {
@@ -62,8 +65,7 @@ void time(const Case& c, const std::string& op, double seconds) {
             << (op == "forward"          ? explained.forward
                 : op == "input_gradient" ? explained.input_gradient
                                          : explained.weight_gradient)
-                   .kernel
-            << ' ' << together(explained.flops, x, w, gy, op);
+                   .kernel;
   (void)call();
   int runs = 0;
   for (const double start = now(); runs < 3 || (now() - start < seconds && runs < 1000); ++runs) {
@@ -88,6 +90,8 @@ int main() {
       std::cout << bench::peak_flops() << ' ' << bench::copy_bandwidth() << std::endl;
       continue;
     }
+    const bool is_together = line.rfind("together ", 0) == 0;
+    if (is_together) in.ignore(9);
     Case c;
     std::string op;
     double milliseconds = 0;
@@ -96,7 +100,11 @@ int main() {
       return 2;
     }
     set_num_threads(threads);
-    time(c, op, milliseconds * 1e-3);
+    if (is_together) {
+      std::cout << together(c, op) << std::endl;
+    } else {
+      time(c, op, milliseconds * 1e-3);
+    }
   }
   return 0;
 }

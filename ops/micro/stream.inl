@@ -3,8 +3,8 @@
 // rows in `carry`, so that only whole aligned vectors are stored, one after the other. The lines of a stretch
 // drain while the next is computed; where whole rows were computed, joined and copied in turn, each waited.
 // Tried: joined lines kept in the cache and stored a few at a time between the steps of the next stretch's
-// loops. One thread of a Xeon with AVX-512 took 1.0 to 1.18 times as long for it (kb81 1.15, kb75 1.05): the
-// loops became slower by what the stores alone had taken, whatever the stretch.
+// loops. One thread of a Xeon with AVX-512 took 1.0 to 1.25 times as long for it, with stretches of 1 to 4 KB
+// (kb81 1.15 at least, kb75 1.03): the loops became slower by more than the rest became faster.
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
