@@ -17,12 +17,14 @@
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.25, 0.23 and 0.13 and
-// 0.26, 0.25 and 0.14 ms, 44, 48 and 41% and 47, 48 and 44% of a copy's bandwidth for the rows that are read.
-// What helped: reading a row once for all rows of x that it meets, steps four at a time without branches
-// (0.40 to 0.26 and 0.29 to 0.26 ms), 32 pixels a warp in bfloat16 (kb75 0.156 to 0.134), stages of many
-// channels (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A tile of several rows, whose rows of y other tiles
-// read again, took 0.55.
+// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 and
+// 0.24, 0.23 and 0.13 ms, 48, 50 and 45% and 51, 52 and 47% of a copy's bandwidth for the rows that are read.
+// What helped: copies of whole rows in bulk, by one warp (kb75 0.244 to 0.226 and 0.132 to 0.123; kb81's
+// rows, 8 bytes from multiples of 16, would have to be shifted, and its taps along h not be steps: TF32 0.230
+// to 0.252), reading a row once for all rows of x that it meets, steps four at a time without branches (0.40
+// to 0.26 and 0.29 to 0.26 ms), 32 pixels a warp in bfloat16 (kb75 0.156 to 0.134), stages of many channels
+// (2 of y: 0.65, 4: 0.38, 8: 0.29, 16: 0.26). A tile of several rows, whose rows of y other tiles read again,
+// took 0.55.
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -42,6 +44,7 @@ struct PlainArguments {
   void* x;
   int blocks, columns;                  // of channels of x of a group; warps side by side in a block of them
   int length, strips, items;            // rows of x of a strip; strips of a column tile; of all
+  bool bulk;                            // rows of y are copied in bulk
   int steps, stages, stage_bytes;       // steps of k of a row of y
   int tap[kMaxPhases * kMostRows];      // of (row of a group, row of x), or -1
   int offsets, weights, bias_at, ring;  // bytes from the start of shared memory
@@ -84,7 +87,9 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
   using P = Product<T, kParts, kLast, kSplit>;
   extern __shared__ uint4 shared[];
   __shared__ int slot_rows[kMaxPhases], taps_of[kMaxPhases * kMostRows];
+  __shared__ conv_gemm::Barrier arrived[kMostStages];
   char* const memory = reinterpret_cast<char*>(shared);
+  const bool bulk = !kLast && call.bulk;
   const Strip& p = call.strip;
   const Plan& plan = p.plan;
   int* const offsets = reinterpret_cast<int*>(memory + call.offsets);
@@ -105,7 +110,6 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
   const int chunk_channels = kept(p.chunk), chunks = kept(p.chunks), stages = kept(call.stages),
             stage_bytes = kept(call.stage_bytes);
   auto copy = copy_of<T, kLast>(p, 0, p.slot_of.count);
-  if constexpr (!kLast) copy.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
   const int step_h = kept(p.reach_h.step), step_w = kept(p.reach_w.step), low_w = kept(p.low_w);
   const std::int64_t chunk_stride = static_cast<std::int64_t>(chunk_channels) * plan.from.c;
   int next_index = first_item, next_chunk = 0, next_stage = 0;
@@ -114,9 +118,17 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
   const auto copy_next = [&] {
     if (next_index < call.items) {
       copy.exist = min(chunk_channels, plan.from_channels - next_chunk * chunk_channels);
-      copy.start(reinterpret_cast<T*>(memory + call.ring + next_stage * stage_bytes),
-                 next_from + next_chunk * chunk_stride, next.b * step_w + low_w,
-                 [&](int slot) { return next.begin * step_h + slot_rows[slot]; });
+      T* const to = reinterpret_cast<T*>(memory + call.ring + next_stage * stage_bytes);
+      const T* const rows = next_from + next_chunk * chunk_stride;
+      const int first_column = next.b * step_w + low_w;
+      const auto row = [&](int slot) { return next.begin * step_h + slot_rows[slot]; };
+      if constexpr (kLast) {
+        copy.start(to, rows, first_column, row);
+      } else if (!bulk) {
+        copy.start(to, rows, first_column, row);
+      } else {
+        copy.start_bulk(to, rows, first_column, row, arrived[next_stage]);
+      }
       if (++next_chunk == chunks) {
         next_chunk = 0;
         if (++next.begin == next.end) {
@@ -130,6 +142,7 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
   };
   for (int slot = threadIdx.x; slot < kMaxPhases; slot += kThreads) slot_rows[slot] = p.slot_of.row(slot);
   for (int e = threadIdx.x; e < kMaxPhases * kMostRows; e += kThreads) taps_of[e] = call.tap[e];
+  if (bulk) initialise(arrived, p.slot_of.count * p.chunk);
   __syncthreads();
   for (int i = 1; i < call.stages; ++i) copy_next();
 
@@ -174,6 +187,7 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
   const int y_base = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T));
 
   int stage = 0;
+  unsigned phase = 0;
   for (int index = first_item; index < call.items; index += item_step) {
     const Item item(call, index);
     // Of this thread's first channel, in the tile's first column and row 0 of y.
@@ -189,10 +203,11 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
         } else {
           wait_for_copies<2>();
         }
+        if (bulk) wait(arrived[stage], phase);
         __syncthreads();
         copy_next();
         unsigned pixels = ring + stage * stage_bytes;
-        if (++stage == stages) stage = 0;
+        if (++stage == stages) stage = 0, phase ^= 1;
         for (int slot = 0; slot < slots; ++slot, pixels += slot_bytes) {
           const int shift = shift_of_item + (q * step_h + slot_rows[slot]) * row_pitch;
           const unsigned first = pixels + static_cast<unsigned>(shift & shifts) * sizeof(T),
@@ -226,17 +241,25 @@ __global__ void __launch_bounds__(kThreads, most_blocks(sizeof(T), kLast, kM, kN
           for (int begin = 0; begin < steps; begin += kFlush) {
             Sums<kM, kN> part[kRows] = {};
             Sums<kM, kN>(&to)[kRows] = kParts == 3 ? part : sums;
-            const int end = min(steps, begin + kFlush);
-            if (all && end - begin == kFlush) {
+            const int count = min(steps - begin, kFlush);
+            const auto add_all = [&]<int kCount>() {
 #pragma unroll
-              for (int s = 0; s < kFlush; s += P::kSteps) add.template operator()<true>(to, begin + s);
-            } else if (all && end - begin == 2) {
-#pragma unroll
-              for (int s = 0; s < 2; s += P::kSteps) add.template operator()<true>(to, begin + s);
+              for (int s = 0; s < kCount; s += P::kSteps) add.template operator()<true>(to, begin + s);
+            };
+            // Where registers allow it.
+            constexpr bool kAllCounts = kParts == 3 && kRows == 1;
+            if (all && count == 4) {
+              add_all.template operator()<4>();
+            } else if (kAllCounts && all && count == 3) {
+              add_all.template operator()<3>();
+            } else if (all && count == 2) {
+              add_all.template operator()<2>();
+            } else if (kAllCounts && all) {
+              add_all.template operator()<1>();
             } else if (all) {
-              for (int s = begin; s < end; s += P::kSteps) add.template operator()<true>(to, s);
+              for (int s = 0; s < count; s += P::kSteps) add.template operator()<true>(to, begin + s);
             } else {
-              for (int s = begin; s < end; s += P::kSteps) add.template operator()<false>(to, s);
+              for (int s = 0; s < count; s += P::kSteps) add.template operator()<false>(to, begin + s);
             }
             if constexpr (kParts == 3) {
 #pragma unroll
@@ -299,7 +322,7 @@ struct Configuration {
 };
 
 /// The arguments but for tensors and strides, and the kernel; `m` is 0 where nothing fits.
-Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int copy,
+Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int copy, bool has_bulk,
                            PlainArguments& best) {
   const int bytes = static_cast<int>(size_of(dtype));
   const bool three = dtype == DType::float32 && float32_precision() == Precision::highest;
@@ -323,6 +346,9 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     PlainArguments a{};
     Strip& p = a.strip;
     p = start;
+    // Rows of channels that exist, whose copies have 16 bytes, by a shift if need be.
+    a.bulk = has_bulk && !last && start.plan.from_channels % chunk == 0 &&
+             (copy == 16 || (copy >= 4 && chunk % kStep == 0 && !merged));
     p.set_tile(1, columns, chunk, copy, 16, 8, !merged);
     a.columns = side;
     a.blocks = static_cast<int>(ceil_div(channels, side * chosen.n * 8));
@@ -348,7 +374,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
     const double work =
         static_cast<double>(a.steps) / chunk * (merged ? 1 : p.slot_of.count) * (m == 1 ? 4 : 3.5);
     // What a stage takes besides, mostly waiting.
-    const double fixed = 12000.0 / (blocks * chunk * columns);
+    const double fixed = (a.bulk ? 5000.0 : 12000.0) / (blocks * chunk * columns);
     const double cost = (std::max(read, work) + 0.3 * std::min(read, work)) * (blocks == 1 ? 1.1 : 1) + fixed;
     if (chosen.m > 0 && cost >= least) continue;
     least = cost;
@@ -410,7 +436,7 @@ std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, 
   if (!strips_serve(g, dtype, layout)) return {};
   PlainArguments a;
   const Configuration chosen =
-      arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, static_cast<int>(size_of(dtype))), a);
+      arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, static_cast<int>(size_of(dtype))), true, a);
   if (chosen.m == 0) return {};
   return chosen.effort;
 }
@@ -421,7 +447,8 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
   PlainArguments a;
   const bool last = y.layout() == Layout::nhwc;
   const Configuration chosen =
-      arguments_of(g, x.dtype(), last, copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))), a);
+      arguments_of(g, x.dtype(), last, copy_bytes(y.raw(), g.w.out, static_cast<int>(size_of(x.dtype()))),
+                   conv_gemm::has_wgmma(x.device()), a);
   check(chosen.m > 0, "conv: strips do not fit shared memory");
   a.strip.plan.from = ImageStrides(y.strides());
   a.strip.plan.to = ImageStrides(x.strides());

@@ -9,6 +9,7 @@
 
 #include <tapedeck/ops/conv/strip_plan.h>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/wgmma.cuh>
 
 namespace tapedeck::cu::conv_strip {
 
@@ -27,6 +28,32 @@ __device__ __forceinline__ void copy_or_zero(unsigned shared, const void* global
                  "r"(exists ? kBytes : 0)
                  : "memory");
   }
+}
+/// A copy of what exists.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+                 : "memory");
+  }
+}
+/// 4, 8 or 16 bytes.
+template <int kBytes>
+__device__ __forceinline__ void store_zero(unsigned shared) {
+  if constexpr (kBytes == 16) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(shared), "r"(0) : "memory");
+  } else {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(0) : "memory");
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_half(unsigned shared, T x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared), "h"(__builtin_bit_cast(unsigned short, x))
+               : "memory");
 }
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -65,6 +92,21 @@ __device__ __forceinline__ void wait_for_bulk_reads() {
 #endif
 }
 
+// Barriers of bulk copies to shared memory, likewise.
+/// By all threads, before __syncthreads().
+template <int N>
+__device__ __forceinline__ void initialise(conv_gemm::Barrier (&barriers)[N], int arrivals) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x < N) barriers[threadIdx.x].initialise(arrivals);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait(conv_gemm::Barrier& barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  barrier.wait(parity);
+#endif
+}
+
 /// x in a register from here on: a kernel's arguments are otherwise read again and again, which waits longer
 /// than for a register. (A sum that the compiler cannot know to be x.)
 __device__ __forceinline__ int kept(int x) {
@@ -88,26 +130,20 @@ class RowCopy {
  public:
   /// `channels` that shared memory has, `existing` that the tensor has of these, `rows` to copy; `copies` of
   /// `copy` elements of a row, which `lanes` threads share. Rows are shifted by up to `shifts`.
-  __device__ RowCopy(int channels, int existing, int rows, int height, int width, int pitch, int copy,
-                     int copies, int lanes, const ImageStrides& strides, int shifts = 0)
+  __device__ RowCopy(const Divider& channels, int existing, int rows, int height, int width, int pitch,
+                     int copy, int copies, int lanes, const ImageStrides& strides, int shifts = 0)
       : exist(existing),
-        shifts_(kept(shifts)),
-        channels_(kept(channels)),
-        rows_(kept(rows)),
-        height_(kept(height)),
-        width_(kept(width)),
-        pitch_(kept(pitch)),
-        bytes_(kept(copy * static_cast<int>(sizeof(T)))),
-        copies_(kept(copies)),
-        lanes_(kept(lanes)),
-        stride_c_(kept(strides.c)),
-        stride_h_(kept(strides.h)) {
-    lane_ = static_cast<int>(threadIdx.x) % lanes;
-    const int first = static_cast<int>(threadIdx.x) / lanes;
-    slot_ = first / channels;
-    channel_ = first % channels;
-    step_ = kThreads / lanes;
-  }
+        by_channels_(channels),
+        shifts_(shifts),
+        rows_(rows),
+        height_(height),
+        width_(width),
+        pitch_(pitch),
+        bytes_(copy * static_cast<int>(sizeof(T))),
+        copies_(copies),
+        lanes_(lanes),
+        stride_c_(strides.c),
+        stride_h_(strides.h) {}
 
   /// row(s): the tensor's row that is the s-th, in the image or not. `from`: of the image and the first
   /// channel.
@@ -120,83 +156,153 @@ class RowCopy {
     if constexpr (sizeof(T) == 2) start_by<2>(to, from, first_column, row);
   }
 
+  /// The same where start() copies 16 bytes at once, shifted or not, and all channels exist: one warp copies
+  /// the bulk of each row by an instruction of Hopper's, at whose end it has `arrived`, and its ends as
+  /// start() does.
+  template <class Row>
+  __device__ __forceinline__ void start_bulk(T* to, const T* from, int first_column, Row row,
+                                             conv_gemm::Barrier& arrived) const {
+#if __CUDA_ARCH__ >= 900
+    const int of_slot = static_cast<int>(by_channels_.divisor) * pitch_ / kVector;
+    for (int slot = 0; slot < rows_; ++slot) {
+      if (static_cast<unsigned>(row(slot)) < static_cast<unsigned>(height_)) continue;
+      for (int i = static_cast<int>(threadIdx.x); i < of_slot; i += kThreads)
+        store_zero<16>(shared_address(to) + static_cast<unsigned>(slot * of_slot + i) * 16);
+    }
+    if (threadIdx.x >= 32) return;
+    publish_for_bulk_copies();  // what threads wrote to this place before
+    each_row(to, from, first_column, row, static_cast<int>(threadIdx.x), 32,
+             [&](const T* source, unsigned address, bool inside) {
+               if (!inside) return arrived.arrive();
+               const Span span(*this, source, first_column, true);
+               const int low = min(span.low, copies_), whole = max(span.high - low, 0);
+               source -= span.shift;
+               const auto shared = [&](int i) { return address + static_cast<unsigned>(i) * 16; };
+               if (whole > 0) {
+                 arrived.arrive_with_copy(__cvta_shared_to_generic(shared(low)), source + low * kVector,
+                                          whole * 16);
+               } else {
+                 arrived.arrive();
+               }
+               for (int i = 0; i < low; ++i) span.copy_words(i, shared(i), source + i * kVector);
+               for (int i = low + whole; i < copies_; ++i)
+                 span.copy_words(i, shared(i), source + i * kVector);
+             });
+#endif
+  }
+
   int exist;
-  const T* end = nullptr;  // of the tensor, where rows are shifted
 
  private:
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+  __device__ __forceinline__ int lane() const {
+    return static_cast<int>(threadIdx.x) & (lanes_ - 1);
+  }
+  __device__ __forceinline__ int lanes_log() const {
+    return 31 - __clz(lanes_);
+  }
+
+  /// Of this thread's copies of a row those that lie in the tensor's row: `whole`, from `begin` on.
+  struct Mine {
+    int begin, whole;
+  };
+  __device__ __forceinline__ Mine mine(int low, int high) const {
+    const int up = max(min(low, copies_) - lane() + lanes_ - 1, 0) >> lanes_log(),
+              begin = lane() + (up << lanes_log());
+    return {begin, max(high - begin + lanes_ - 1, 0) >> lanes_log()};
+  }
+
+  /// This thread's copies of a row, of kBytes each: `whole` ones, of three instructions each, and edge(i,
+  /// address, source) for the others.
+  template <int kBytes, class Edge>
+  __device__ __forceinline__ void copy_row(unsigned address, const T* source, const Mine& whole,
+                                           Edge edge) const {
+    constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
+    const auto edges = [&](int i, int end) {
+      for (; i < end; i += lanes_)
+        edge(i, address + static_cast<unsigned>(i * kBytes), source + i * kElements);
+    };
+    edges(lane(), whole.begin);
+    unsigned to = address + static_cast<unsigned>(whole.begin * kBytes);
+    const T* from = source + whole.begin * kElements;
+#pragma unroll 4
+    for (int k = 0; k < whole.whole; ++k, to += lanes_ * kBytes, from += lanes_ * kElements)
+      copy_async<kBytes>(to, from);
+    edges(whole.begin + (whole.whole << lanes_log()), copies_);
+  }
+
+  /// each(source, address, inside): a row of this thread's that begins there in the tensor and in shared
+  /// memory.
+  template <class Row, class Each>
+  __device__ __forceinline__ void each_row(T* to, const T* from, int first_column, Row row, int first,
+                                           int step, Each each) const {
+    const int channels = static_cast<int>(by_channels_.divisor);
+    const unsigned shared = shared_address(to), pitch = static_cast<unsigned>(pitch_) * sizeof(T);
+    from += first_column;
+    for (int r = first; r < rows_ * channels; r += step) {
+      const int slot = by_channels_.divide(r), channel = by_channels_.modulo(r, slot), y = row(slot);
+      each(from + static_cast<std::int64_t>(channel) * stride_c_ + static_cast<std::int64_t>(y) * stride_h_,
+           shared + static_cast<unsigned>(r) * pitch,
+           static_cast<unsigned>(y) < static_cast<unsigned>(height_) && channel < exist);
+    }
+  }
+  template <class Row, class Each>
+  __device__ __forceinline__ void each_row(T* to, const T* from, int first_column, Row row, Each each) const {
+    each_row(to, from, first_column, row, static_cast<int>(threadIdx.x) >> lanes_log(),
+             kThreads >> lanes_log(), each);
+  }
+
+  /// A row as far from a multiple of 16 bytes as it is in memory, of which copy i has columns first + i *
+  /// kVector on. Those in [low, high) lie in the tensor's row.
+  struct Span {
+    __device__ __forceinline__ Span(const RowCopy& copy, const T* source, int first_column, bool inside)
+        : shift(static_cast<int>(reinterpret_cast<std::uintptr_t>(source) / sizeof(T)) & copy.shifts_),
+          first(first_column - shift),
+          width(inside ? copy.width_ : 0),
+          low((max(-first, 0) + kVector - 1) / kVector),
+          high(min(max(width - first, 0) / kVector, copy.copies_)) {}
+    /// One that begins before the row, of what the row before it ends with, or goes past it.
+    __device__ __forceinline__ void copy_words(int i, unsigned to, const T* from) const {
+      constexpr int kWord = 4 / static_cast<int>(sizeof(T));
+#pragma unroll
+      for (int k = 0; k < kVector; k += kWord)
+        copy_or_zero<4>(to + static_cast<unsigned>(k) * sizeof(T), from + k,
+                        static_cast<unsigned>(first + i * kVector + k) < static_cast<unsigned>(width));
+    }
+    int shift, first, width, low, high;
+  };
+
   template <int kBytes, class Row>
   __device__ __forceinline__ void start_by(T* to, const T* from, int first_column, Row row) const {
     constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
-    const int x = first_column + lane_ * kElements, step = lanes_ * kElements;
-    int slot = slot_, channel = channel_;
-    while (slot < rows_) {
-      const int y = row(slot);
-      const bool inside = static_cast<unsigned>(y) < static_cast<unsigned>(height_) && channel < exist;
-      const T* source = from + static_cast<std::int64_t>(channel) * stride_c_ +
-                        static_cast<std::int64_t>(y) * stride_h_ + x;
-      T* const target = to + (slot * channels_ + channel) * pitch_ + lane_ * kElements;
-      unsigned address = shared_address(target);
-      const int width = inside ? width_ : 0;
-#pragma unroll 4
-      for (int i = lane_, at = 0; i < copies_; i += lanes_, at += step) {
-        const bool exists = static_cast<unsigned>(x + at) < static_cast<unsigned>(width);
-        if constexpr (kBytes >= 4) {
-          copy_or_zero<kBytes>(address, source + at, exists);
-          address += step * static_cast<int>(sizeof(T));
-        } else {
-          target[at] = exists ? source[at] : T(0.0f);
-        }
+    // Of a row in the image: its copies do or do not exist, none in part.
+    const int low = (max(-first_column, 0) + kElements - 1) / kElements,
+              high = min((max(width_ - first_column, 0) + kElements - 1) / kElements, copies_);
+    const Mine whole = mine(low, high);
+    each_row(to, from, first_column, row, [&](const T* source, unsigned address, bool inside) {
+      if constexpr (kBytes < 4) {
+        for (int i = lane(); i < copies_; i += lanes_)
+          store_half(address + i * kBytes, inside && i >= low && i < high ? source[i] : T(0.0f));
+      } else if (inside) {
+        copy_row<kBytes>(address, source, whole, [](int, unsigned at, const T*) { store_zero<kBytes>(at); });
+      } else {
+        for (int i = lane(); i < copies_; i += lanes_) store_zero<kBytes>(address + i * kBytes);
       }
-      channel += step_;
-      while (channel >= channels_) channel -= channels_, ++slot;
-    }
+    });
   }
 
-  /// Rows as far from multiples of 16 bytes as they are in memory. A copy that begins before a row, of what
-  /// the row before it ends with, or goes past the tensor is made of copies of 4 bytes.
   template <class Row>
   __device__ __forceinline__ void start_shifted(T* to, const T* from, int first_column, Row row) const {
-    constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kWord = 4 / static_cast<int>(sizeof(T));
-    int slot = slot_, channel = channel_;
-    const int step = lanes_ * kElements;
-    while (slot < rows_) {
-      const int y = row(slot);
-      const bool inside = static_cast<unsigned>(y) < static_cast<unsigned>(height_) && channel < exist;
-      const int width = inside ? width_ : 0;
-      const T* source = from + static_cast<std::int64_t>(channel) * stride_c_ +
-                        static_cast<std::int64_t>(y) * stride_h_ + first_column;
-      const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) / sizeof(T)) & shifts_;
-      // From here on a copy goes past the tensor: few rows have such columns.
-      const std::int64_t left = end - source;
-      const int whole = (left < 1 << 30 ? static_cast<int>(left) : 1 << 30) + first_column - kElements;
-      int x = first_column - shift + lane_ * kElements;
-      source += lane_ * kElements - shift;
-      unsigned address = shared_address(to + (slot * channels_ + channel) * pitch_ + lane_ * kElements);
-#pragma unroll 2
-      for (int i = lane_; i < copies_; i += lanes_) {
-        if ((x < 0 && x > -kElements) || (x > whole && x < width)) {
-#pragma unroll
-          for (int k = 0; k < kElements; k += kWord) {
-            copy_or_zero<4>(address + static_cast<unsigned>(k) * sizeof(T), source + k,
-                            static_cast<unsigned>(x + k) < static_cast<unsigned>(width));
-          }
-        } else {
-          const int exist_here = x < 0 ? 0 : min(max(width - x, 0), kElements);
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                       "r"(exist_here * static_cast<int>(sizeof(T)))
-                       : "memory");
-        }
-        x += step;
-        source += step;
-        address += static_cast<unsigned>(step) * sizeof(T);
-      }
-      channel += step_;
-      while (channel >= channels_) channel -= channels_, ++slot;
-    }
+    each_row(to, from, first_column, row, [&](const T* source, unsigned address, bool inside) {
+      const Span span(*this, source, first_column, inside);
+      copy_row<16>(address, source - span.shift, mine(span.low, span.high),
+                   [&](int i, unsigned to, const T* at) { span.copy_words(i, to, at); });
+    });
   }
 
-  int shifts_, channels_, rows_, height_, width_, pitch_, bytes_, copies_, lanes_, stride_c_, stride_h_;
-  int lane_, slot_, channel_, step_;  // of this thread; threads of a block that start a row each
+  Divider by_channels_;
+  int shifts_, rows_, height_, width_, pitch_, bytes_, copies_, lanes_, stride_c_, stride_h_;
 };
 
 /// The same of a tensor with channels last, 16 bytes of a pixel at once, to [row][8
@@ -259,8 +365,8 @@ __device__ __forceinline__ Copy<T, kLast> copy_of(const Strip& p, int existing, 
   if constexpr (kLast) {
     return {p.chunk, existing, rows, p.plan.from_h, p.plan.from_w, p.pitch, p.copies, p.plan.from};
   } else {
-    return {p.chunk, existing, rows,         p.plan.from_h, p.plan.from_w, p.pitch,
-            p.copy,  p.copies, p.copy_lanes, p.plan.from,   p.shifts};
+    return {p.by_chunk, existing, rows,         p.plan.from_h, p.plan.from_w, p.pitch,
+            p.copy,     p.copies, p.copy_lanes, p.plan.from,   p.shifts};
   }
 }
 

@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto start_copy = [&](int tile_index) {
     if (tile_index < call.tiles) {
       const Tile tile = p.tile(tile_index);
-      const RowCopy<T> copy(p.chunk, plan.from_channels, p.slots, plan.from_h, plan.from_w, call.pitch,
+      const RowCopy<T> copy(p.by_chunk, plan.from_channels, p.slots, plan.from_h, plan.from_w, call.pitch,
                             p.copy, p.copies, p.copy_lanes, plan.from);
       copy.start(tile_of_x, from + tile.image * plan.from.n, p.first_column(tile),
                  [&](int slot) { return tile.a + low_h + slot; });

@@ -40,6 +40,7 @@ struct WeightGradArguments {
   ImageStrides x_strides;
   int x_channels, columns;  // of a block; warps side by side
   int x_pitch, x_copy, x_copies, x_lanes;
+  Divider by_x_channels;
   int y_blocks, x_blocks;  // of a group's channels
   int rows;                // (tap, co)
   int tiles, stages, splits;
@@ -81,8 +82,8 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
     if constexpr (kLast) {
       return {call.x_channels, existing, p.rows, p.to_h, p.to_w, call.x_pitch, p.columns, call.x_strides};
     } else {
-      return {call.x_channels, existing,    p.rows,        p.to_h,       p.to_w,
-              call.x_pitch,    call.x_copy, call.x_copies, call.x_lanes, call.x_strides};
+      return {call.by_x_channels, existing,    p.rows,        p.to_h,       p.to_w,
+              call.x_pitch,       call.x_copy, call.x_copies, call.x_lanes, call.x_strides};
     }
   }();
   int* const slot_rows = reinterpret_cast<int*>(memory + call.slot_rows);
@@ -119,7 +120,6 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
       }
       // Made anew each time: its registers are for sums.
       auto copy_y = copy_of<T, kLast>(p, y_channels, p.slots);
-      if constexpr (!kLast) copy_y.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
       copy_y.start(reinterpret_cast<T*>(stage), y + tile.image * plan.from.n, first_column,
                    [&](int slot) { return first_row + slot_rows[slot]; });
       copy_x.start(reinterpret_cast<T*>(stage + x_at), x + tile.image * call.x_strides.n, tile.b,
@@ -256,6 +256,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
         p.set_tile(rows, columns, y_channels, y_copy, 8, 4, bytes == 2);
         a.columns = side;
         a.x_channels = side * c.n * 8;
+        a.by_x_channels = Divider(a.x_channels);
         a.x_blocks = static_cast<int>(ceil_div(ci, a.x_channels));
         a.y_blocks = y_blocks;
         a.rows = y_channels * taps;

@@ -38,6 +38,7 @@ struct Arguments {
   ImageStrides x_strides;
   int side, x_channels;  // warps side by side; channels of x of a block
   int x_pitch, x_copy, x_copies, x_lanes;
+  Divider by_x_channels;
   int y_blocks, x_blocks;         // of a group's channels
   int length, strips, items;      // rows of x of a strip; strips of a column tile; of all
   int splits;                     // blocks that share items
@@ -85,14 +86,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const int stages = kept(call.stages), stage_bytes = kept(call.stage_bytes), x_at = kept(call.x_at);
   auto copy_y = copy_of<T, kLast>(p, min(p.chunk, plan.from_channels - y_first), kSlots);
-  if constexpr (!kLast) copy_y.end = static_cast<const T*>(call.y) + plan.n * plan.from.n;
   const auto copy_x = [&]() -> Copy<T, kLast> {
     const int existing = min(call.x_channels, plan.to_channels - x_first);
     if constexpr (kLast) {
       return {call.x_channels, existing, 1, p.to_h, p.to_w, call.x_pitch, p.columns, call.x_strides};
     } else {
-      return {call.x_channels, existing,      1, p.to_h, p.to_w, call.x_pitch, call.x_copy, call.x_copies,
-              call.x_lanes,    call.x_strides};
+      return {call.by_x_channels, existing,      1, p.to_h, p.to_w, call.x_pitch, call.x_copy, call.x_copies,
+              call.x_lanes,       call.x_strides};
     }
   }();
   const int step_h = kept(p.reach_h.step), step_w = kept(p.reach_w.step), low_w = kept(p.low_w);
@@ -245,6 +245,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   a.side = 1;
   while (a.side < 4 && a.side * 8 < ci) a.side *= 2;
   a.x_channels = a.side * 8;
+  a.by_x_channels = Divider(a.x_channels);
   a.x_blocks = static_cast<int>(ceil_div(ci, a.x_channels));
   Strip& p = a.strip;
   p = start;
