@@ -17,7 +17,7 @@
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (kb75 and kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 and
+// On an H200 (bench/compare_gpu.py --shapes kb75,kb81) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 and
 // 0.24, 0.23 and 0.13 ms, 48, 50 and 45% and 51, 52 and 47% of a copy's bandwidth for the rows that are read.
 // What helped: copies of whole rows in bulk, by one warp (kb75 0.244 to 0.226 and 0.132 to 0.123; kb81's
 // rows, 8 bytes from multiples of 16, would have to be shifted, and its taps along h not be steps: TF32 0.230
