@@ -229,6 +229,7 @@ TEST(ConvAlgorithms, UnknownOnesAreNamed) {
   EXPECT_EQ(parse_conv_algorithm("automatic"), ConvAlgorithm::automatic);
   EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),
             "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, winograd, "
+            "in_place, "
             "matrix, columns, depthwise, direct, thin, strip, simt, tensor, wgmma, boxes and halves");
 }
 

@@ -25,8 +25,9 @@ void for_each_path(F f) {
   for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
     limit_instruction_set(set);
     if (instruction_set() != set) continue;  // the machine has less
-    for (ConvAlgorithm algorithm : {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows,
-                                    ConvAlgorithm::winograd, ConvAlgorithm::depthwise}) {
+    for (ConvAlgorithm algorithm :
+         {ConvAlgorithm::automatic, ConvAlgorithm::planes, ConvAlgorithm::windows, ConvAlgorithm::winograd,
+          ConvAlgorithm::in_place, ConvAlgorithm::depthwise}) {
       if (algorithm == ConvAlgorithm::depthwise && set != InstructionSet::avx512) continue;  // has none
       set_conv_algorithm(algorithm);
       SCOPED_TRACE(to_string(set) + ", " + to_string(algorithm));

@@ -17,9 +17,10 @@ struct RowCase {
   unsigned taken;                         // phases that have taps
   bool has_start;
   double slope;
+  bool leaves;  // rows without taps to those that have some
 };
 
-/// Three rows of results that follow each other, the one in the middle without taps.
+/// Rows of results that follow each other, of which the first, the last and some between have taps.
 template <class T>
 void expect_rows(const RowCase& c, std::mt19937& random) {
   const auto& kernels = micro::kernels<T>();
@@ -28,7 +29,7 @@ void expect_rows(const RowCase& c, std::mt19937& random) {
     for (T& v : values) v = static_cast<T>(std::uniform_real_distribution<double>(-1, 1)(random));
     return values;
   };
-  constexpr std::int64_t kDepth = 3, kLines = 3, kGuard = 64;
+  constexpr std::int64_t kDepth = 3, kLines = 14, kGuard = 64;
   const T guard = -77;
   const std::int64_t count = (c.width + c.step - 1) / c.step, plane = kLines * c.width + 5;
   const std::vector<T> weights = numbers(c.step * kDepth * c.rows), start = numbers(c.rows),
@@ -40,6 +41,7 @@ void expect_rows(const RowCase& c, std::mt19937& random) {
   while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
   T* const to = aligned + c.begin;
   std::vector<T> expected = memory, carry(static_cast<std::size_t>(c.rows * kernels.lanes), guard);
+  micro::Fills fills;
   for (std::int64_t line = 0; line < kLines; ++line) {
     const T* const b = pixels.data() + line * (count + 8);
     std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(c.step));
@@ -50,10 +52,21 @@ void expect_rows(const RowCase& c, std::mt19937& random) {
       phase.offsets = offsets.data();
       phase.depth = (c.taken >> r & 1) != 0 ? kDepth : 0;
     }
-    const bool is_empty = line == 1;
-    kernels.stream_row({is_empty ? nullptr : phases.data(), c.step, c.has_start ? start.data() : nullptr,
-                        static_cast<T>(c.slope), to + line * c.width, plane, c.rows, count, c.width,
-                        carry.data(), line == 0, line + 1 == kLines});
+    const bool is_empty = line == 1 || (line > 2 && line + 2 < kLines);  // so many that not all can be left
+    kernels.stream_row({is_empty ? nullptr : phases.data(),
+                        c.step,
+                        c.has_start ? start.data() : nullptr,
+                        static_cast<T>(c.slope),
+                        to + line * c.width,
+                        plane,
+                        c.rows,
+                        count,
+                        c.width,
+                        carry.data(),
+                        line == 0,
+                        line + 1 == kLines,
+                        {},
+                        c.leaves ? &fills : nullptr});
     for (std::int64_t m = 0; m < c.rows; ++m) {
       for (std::int64_t i = 0; i < c.width; ++i) {
         const std::int64_t r = i % c.step;
@@ -67,6 +80,7 @@ void expect_rows(const RowCase& c, std::mt19937& random) {
       }
     }
   }
+  ASSERT_EQ(fills.vectors, 0);
   for (std::size_t i = 0; i < memory.size(); ++i) {
     ASSERT_NEAR(memory[i], expected[i], sizeof(T) == 4 ? 1e-6 : 1e-14)
         << i << ": step " << c.step << ", " << c.rows << " rows of " << c.width << " from " << c.begin
@@ -85,7 +99,8 @@ void expect_all() {
       for (std::int64_t rows : {std::int64_t{1}, std::int64_t{3}, micro::kernels<T>().plane_rows}) {
         for (std::int64_t width : {lanes, lanes + 1, 2 * lanes - 1, 5 * lanes + 3, std::int64_t{1200}}) {
           const auto begin = static_cast<std::int64_t>(random() % (64 / sizeof(T)));
-          expect_rows<T>({step, rows, width, begin, taken, random() % 2 == 0, random() % 2 == 0 ? 1 : 0.2},
+          expect_rows<T>({step, rows, width, begin, taken, random() % 2 == 0, random() % 2 == 0 ? 1 : 0.2,
+                          random() % 2 == 0},
                          random);
           if (testing::Test::HasFatalFailure()) return;
         }

@@ -11,18 +11,17 @@
 
 namespace tapedeck::cpu {
 
+using LineList = std::vector<micro::Lines>;
+
 /// Appends the lines of `count` elements from `first` on.
 template <class T>
-void append_lines(const T* first, std::int64_t count, std::vector<const void*>& to) {
+void append_lines(const T* first, std::int64_t count, LineList& to) {
   constexpr std::uintptr_t kLine = 64;
   if (count <= 0) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(first),
              end = begin + static_cast<std::uintptr_t>(count) * sizeof(T);
-  const std::size_t before = to.size(), lines = (end - 1) / kLine - begin / kLine + 1;
-  to.resize(before + lines);
-  const void** next = to.data() + before;
-  for (std::size_t i = 0; i < lines; ++i)
-    next[i] = reinterpret_cast<const char*>(first) - begin % kLine + i * kLine;
+  to.push_back({reinterpret_cast<const char*>(first) - begin % kLine,
+                static_cast<std::int64_t>((end - 1) / kLine - begin / kLine + 1)});
 }
 
 /// Lines of memory, dealt to the calls of kernels in proportion to their work. Each thread has one, whose
@@ -34,26 +33,36 @@ class Dealer {
     return dealer;
   }
   /// Begins with no lines, for calls that have `work` in all. The lines are for the caller to append.
-  std::vector<const void*>& begin(double work) {
+  LineList& begin(double work) {
     lines_.clear();
+    next_ = 0;
+    skipped_ = 0;
+    all_ = -1;
     dealt_ = 0;
     done_ = 0;
     work_ = std::max(work, 1.0);
     return lines_;
   }
   micro::Ahead deal(double work) {
+    if (all_ < 0) {
+      all_ = 0;
+      for (const micro::Lines& lines : lines_) all_ += lines.count;
+    }
     done_ += work;
-    const auto all = static_cast<double>(lines_.size());
-    const auto until = std::min(static_cast<std::int64_t>(lines_.size()),
-                                static_cast<std::int64_t>(all * done_ / work_) + 1);
-    const micro::Ahead ahead{lines_.data() + dealt_, until - dealt_};
+    const auto until =
+        std::min(all_, static_cast<std::int64_t>(static_cast<double>(all_) * done_ / work_) + 1);
+    const micro::Ahead ahead{.lines = lines_.data() + next_, .skipped = skipped_, .count = until - dealt_};
+    skipped_ += ahead.count;
+    while (next_ < lines_.size() && skipped_ >= lines_[next_].count) skipped_ -= lines_[next_++].count;
     dealt_ = until;
     return ahead;
   }
 
  private:
-  std::vector<const void*> lines_;
-  std::int64_t dealt_ = 0;
+  LineList lines_;
+  std::size_t next_ = 0;      // with lines that are not dealt
+  std::int64_t skipped_ = 0;  // of these, that are
+  std::int64_t all_ = -1, dealt_ = 0;
   double done_ = 0, work_ = 1;
 };
 

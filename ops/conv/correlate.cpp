@@ -26,6 +26,7 @@ constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on the
 constexpr std::int64_t kStreamRow = 1 << 10;     // bytes of a row of them: of shorter ones tiles waste more
 constexpr std::int64_t kAskedBytes = 2 << 20;    // of results from which on no near cache has them
 constexpr std::int64_t kItems = 16;              // that keep many threads busy
+constexpr std::int64_t kRollingVectors = 4;      // of a row of results, at least
 
 template <class T>
 class Correlate {
@@ -49,6 +50,10 @@ class Correlate {
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows(), kernels_.lanes),
         dense_(band_),
+        newest_(newest_rows(h_)),
+        one_(newest_, w_, 1, kernels_.lanes),
+        kept_(rows_of_window(h_)),
+        is_rolling_(can_roll()),
         pitch_(is_dense_ ? w_.count : band_.pitch),
         bands_((h_.count + band_.rows - 1) / band_.rows),
         step_rows_(step_rows()) {
@@ -59,14 +64,16 @@ class Correlate {
   }
 
   void run() {
+    if (is_rolling_) return roll();
     parallel_for(map_.n * map_.groups * bands_, 1, [&](std::int64_t begin, std::int64_t end) {
       const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
       std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
       const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
       const Scratch<T> results(past_caches_ ? 0 : kernels_.plane_rows * result_channel());
       const Scratch<T> carry(past_caches_ ? kernels_.plane_rows * kernels_.lanes : 0);
+      micro::Fills fills;
       Dealer& dealer = Dealer::of_this_thread();
-      std::vector<const void*> next_lines;
+      LineList next_lines;
       std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
@@ -74,7 +81,7 @@ class Correlate {
                    planes.data());
         if (is_dense_) dense_.load(planes.data(), map_.from_channels, dense.data());
         const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
-        std::vector<const void*>& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
+        LineList& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
         next_lines.clear();
         if (i + 1 < end) {
           band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
@@ -90,7 +97,7 @@ class Correlate {
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (past_caches_) {
-            stream(channel, channels, row, rows, read, dealer, to, carry.data(), phases);
+            stream(channel, channels, row, rows, read, dealer, to, carry.data(), fills, phases);
             continue;
           }
           if (is_dense_) {
@@ -113,6 +120,69 @@ class Correlate {
   }
 
  private:
+  /// The planes' rows that a row of results is the first to need.
+  static PlaneAxis newest_rows(PlaneAxis h) {
+    for (Plane& p : h.planes) p.first = p.last;
+    return h;
+  }
+  static std::int64_t rows_of_window(const PlaneAxis& h) {
+    std::int64_t rows = 1;
+    for (const Plane& p : h.planes) rows = std::max(rows, p.last - p.first + 1);
+    return rows;
+  }
+  /// Whether rows of results are computed one by one, where they belong: bands would copy what two of them
+  /// read twice. Long rows only, as they are runs of their own then.
+  bool can_roll() const {
+    return h_.to_step == 1 && w_.to_step == 1 && !past_caches_ && !is_dense_ && kept_ > 1 &&
+           w_.count >= kRollingVectors * kernels_.lanes && 2 * kept_ > band_.rows;
+  }
+
+  /// Planes of one row of results after the other: the newest row of each plane is copied to a slab, which
+  /// takes the place of the oldest.
+  void roll() {
+    const std::int64_t slab = slab_size(),
+                       bands = std::clamp<std::int64_t>(kItems / (map_.n * map_.groups), 1, h_.count);
+    parallel_for(map_.n * map_.groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> slabs(kept_ * slab);
+      std::fill_n(slabs.data(), kept_ * slab, T(0));
+      Dealer& dealer = Dealer::of_this_thread();
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t n = i / bands / map_.groups, group = i / bands % map_.groups;
+        const std::int64_t first = h_.count * (i % bands) / bands, last = h_.count * (i % bands + 1) / bands;
+        for (std::int64_t row = first - kept_ + 1; row < last; ++row) {
+          const std::int64_t position = (row + kept_) % kept_, from = group * map_.from_channels;
+          one_.load(from_, n, from, map_.from_channels, row, slabs.data() + position * slab);
+          if (row < first) continue;
+          LineList& lines = dealer.begin(static_cast<double>(panels_));
+          if (row + 1 < last) one_.template lines<T>(from_, n, from, map_.from_channels, row + 1, lines);
+          for (std::int64_t panel = 0; panel < panels_; ++panel) {
+            const std::int64_t channels = first_channel(panel + 1) - first_channel(panel);
+            const std::int64_t channel = group * map_.to_channels + first_channel(panel),
+                               plane = h_.to * w_.to;
+            T* const to = to_.data<T>() + (n * to_.size(1) + channel) * plane + row * w_.to;
+            const std::int64_t depth = begins_.back();
+            kernels_.correlate({weights_.data() + channel * depth, slabs.data(),
+                                offsets_.data() + position * depth, depth,
+                                bias_ == nullptr ? nullptr : bias_ + channel, to, plane, channels, w_.count,
+                                1, 0, dealer.deal(1)});
+            rectify(to, channels, w_.count, plane);
+          }
+        }
+      }
+    });
+  }
+  std::int64_t slab_size() const {
+    const std::int64_t lanes = kernels_.lanes;
+    return (one_.template elements<T>(map_.from_channels) + lanes - 1) / lanes * lanes;
+  }
+  /// Where a tap of a result is, if the newest rows are in that slab.
+  std::int64_t offset(std::int64_t position, std::int64_t f, PlaneTap kh, const PlaneTap& kw) const {
+    const std::int64_t newest = newest_.planes[static_cast<std::size_t>(kh.plane)].last;
+    const std::int64_t slab = (position + kh.shift - newest + kept_) % kept_;
+    kh.shift = newest;
+    return slab * slab_size() + f * one_.channel + one_.offset(kh, kw);
+  }
+
   /// A band of rows of results of each phase of a group.
   struct Item {
     std::int64_t n, group, row, rows;
@@ -175,7 +245,20 @@ class Correlate {
       }
     }
     begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+    if (is_rolling_) roll_offsets();
     weights_ = made_of<T>(w, std::move(key), [&] { return panels_of(w.data<T>(), places); });
+  }
+
+  /// Those of each position, in the same order.
+  void roll_offsets() {
+    offsets_.clear();
+    for (std::int64_t position = 0; position < kept_; ++position) {
+      for (std::int64_t f = 0; f < map_.from_channels; ++f) {
+        for (const PlaneTap& kh : h_.phases[0].taps) {
+          for (const PlaneTap& kw : w_.phases[0].taps) offsets_.push_back(offset(position, f, kh, kw));
+        }
+      }
+    }
   }
 
   Scratch<T> panels_of(const T* w, const std::vector<std::int64_t>& places) const {
@@ -199,8 +282,7 @@ class Correlate {
 
   /// Appends the lines of an item's results in the order in which they are written, and between them
   /// `others`.
-  void append_results(const Item& item, const std::vector<const void*>& others,
-                      std::vector<const void*>& to) const {
+  void append_results(const Item& item, const LineList& others, LineList& to) const {
     const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
     const auto all = static_cast<std::int64_t>(others.size());
     for (std::int64_t part = 0; part < parts; ++part) {
@@ -240,7 +322,7 @@ class Correlate {
 
   /// Results for rows `row` to row + rows - 1 of each phase, past the caches.
   void stream(std::int64_t channel, std::int64_t channels, std::int64_t row, std::int64_t rows,
-              const T* planes, Dealer& dealer, T* to, T* carry,
+              const T* planes, Dealer& dealer, T* to, T* carry, micro::Fills& fills,
               std::vector<micro::Correlation<T>>& phases) const {
     const std::int64_t depth = begins_.back(), first = row * h_.to_step,
                        end = std::min(h_.to, (row + rows) * h_.to_step);
@@ -263,7 +345,7 @@ class Correlate {
       kernels_.stream_row({taps == 0 ? nullptr : phases.data(), w_.to_step,
                            bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
                            h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, carry, at == first,
-                           at + at_once == end, dealer.deal(static_cast<double>(taps) * work)});
+                           at + at_once == end, dealer.deal(static_cast<double>(taps) * work), &fills});
     }
   }
 
@@ -305,6 +387,10 @@ class Correlate {
   const bool is_dense_;
   const PlaneBand band_;
   const DenseBand dense_;
+  const PlaneAxis newest_;
+  const PlaneBand one_;      // of the newest rows
+  const std::int64_t kept_;  // rows of a plane that a row of results reads
+  const bool is_rolling_;
   const std::int64_t pitch_;                    // of results
   const std::int64_t bands_;                    // of an image
   const std::int64_t step_rows_;                // of a part: computed before they are written, or streamed

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include <tapedeck/ops/conv/fast.h>
+#include <tapedeck/ops/conv/in_place.h>
 #include <tapedeck/ops/conv/planes.h>
 #include <tapedeck/ops/conv/sum_parts.h>
 #include <tapedeck/ops/conv/winograd.h>
@@ -37,6 +38,7 @@ constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors ar
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
 constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
 constexpr double kInGroups = 2.5;         // of minimal filtering: many small products, each with an end
+constexpr double kForced = 1e300;         // only if it is forced
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 inline double vectors_of(std::int64_t count, std::int64_t lanes) {
@@ -45,7 +47,7 @@ inline double vectors_of(std::int64_t count, std::int64_t lanes) {
 
 /// Of the ways to compute a call. Planes are only for nchw tensors.
 struct Costs {
-  double planes, depthwise, winograd, wide, thin, channelwise;
+  double planes, depthwise, winograd, wide, thin, channelwise, in_place;
 };
 
 /// Minimal filtering: the products, and the maps of pixels and of weights.
@@ -73,6 +75,67 @@ double depthwise_cost(const ConvTranspose2dGeometry& g, double start) {
   const auto taps = static_cast<double>(g.h.kernel * g.w.kernel), rows = static_cast<double>(g.h.out);
   return static_cast<double>(g.n * g.ci) * (start + kTapOfPairs * taps * rows * vectors_of(g.w.in, 16));
 }
+
+/// With y read where it lies (in_place.h). Fitted on Zen 5, by other people's estimates, of which these are
+/// wary.
+template <class T>
+struct InPlaceCost {
+  explicit InPlaceCost(const ConvTranspose2dGeometry& geometry)
+      : g(geometry), fold(g.w, g.group_ci(), micro::kernels<T>().lanes) {
+    const auto& kernels = micro::kernels<T>();
+    slots = ConvAxis::ceil_div(g.h.kernel, g.h.tap_step());
+    lanes = fold.width / kernels.lanes;
+    panels = ConvAxis::ceil_div(slots * lanes, kernels.max_vectors);
+    vectors = ConvAxis::ceil_div(slots * lanes, panels);
+    products = images() * static_cast<double>(g.group_co() * lanes) * static_cast<double>(g.h.pairs()) *
+               static_cast<double>(fold.axis.pairs());
+  }
+  double plain() const {
+    if (!is_worth_it()) return kHasInPlace ? kForced : kNever;
+    constexpr double kProducts[] = {0, 1.41, 1.25, 1.09, 1.09};  // of so many vectors
+    const double blocks = vectors_of(g.group_co(), kInPlaceChannels),
+                 places = static_cast<double>(fold.axis.in * lanes), pairs = static_cast<double>(g.h.pairs()),
+                 segments = static_cast<double>(plain_plan(fold.axis).segments.size());
+    const double sums = images() * pairs * blocks * places, calls = images() * pairs /
+                                                                    static_cast<double>(slots) * blocks *
+                                                                    segments * static_cast<double>(panels);
+    return kWary * (kProducts[vectors] * products + 5.7 * sums + 320 * calls + 0.22 * elements(g.x_shape()) +
+                    0.73 * images() * static_cast<double>(g.h.in * fold.axis.in * fold.width) +
+                    0.3 * elements(g.y_shape()) + 4.8 * weights());
+  }
+  double weight_grad() const {
+    if (!is_worth_it()) return kHasInPlace ? kForced : kNever;
+    constexpr double kProducts[] = {0, 1.1, 1.09, 1.01, 1.01};
+    const std::int64_t tile = micro::kernels<T>().apart_rows[vectors];
+    const double waits = std::max(1.0, 10.0 / static_cast<double>(std::min(g.group_co(), tile) * vectors));
+    const std::int64_t band = in_place_band<T>(g, tile), bands = ConvAxis::ceil_div(g.h.in, band);
+    const auto taps = static_cast<double>(fold.axis.kernel);
+    const double sums = images() * static_cast<double>(bands * g.h.kernel * g.group_co() * lanes) * taps;
+    const double runs = images() * static_cast<double>(g.h.pairs()) / static_cast<double>(slots) * taps *
+                        static_cast<double>(panels) * vectors_of(g.group_co(), tile);
+    const double copied = images() * static_cast<double>(bands * (band + (slots - 1) * g.h.input_step()) *
+                                                         g.w.in * g.group_ci());
+    return kWary * (kProducts[vectors] * waits * products + 16 * sums + 0.8 * copied + 110 * runs +
+                    0.36 * elements(g.y_shape()) +
+                    0.34 * weights() * static_cast<double>(std::min(kInPlaceParts, g.n * bands)));
+  }
+
+  const ConvTranspose2dGeometry& g;
+  const FoldedAxis fold;
+  std::int64_t slots, lanes, panels, vectors;  // of the taps that meet a row of y: vectors of a panel
+  double products;
+
+ private:
+  static constexpr double kWary = 1.1;
+  static constexpr std::int64_t kLeastWidth = 16, kLeastChannels = 4;  // of x; of y
+
+  bool is_worth_it() const { return kHasInPlace && g.w.in >= kLeastWidth && g.group_co() >= kLeastChannels; }
+  static double elements(const Shape& shape) { return static_cast<double>(shape.count()); }
+  double images() const { return static_cast<double>(g.n * g.groups); }
+  double weights() const {
+    return static_cast<double>(g.groups * g.h.kernel * fold.axis.kernel * g.group_co() * fold.width);
+  }
+};
 
 /// Vectors of products on planes: of taps that reach nothing, too, and of the columns between rows. A load
 /// serves the rows of a tile, and where a phase has few taps each load comes from a core's second cache.
@@ -191,7 +254,8 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
           winograd_cost<T>(g, direction, from, to, kMapped) + moved,
           wide,
           thin,
-          channelwise};
+          channelwise,
+          direction == Direction::plain ? InPlaceCost<T>(g).plain() : kNever};
 }
 
 /// The costs of the weight gradient.
@@ -241,7 +305,8 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
               far_elements<T>(g),
           wide,
           kNever,
-          channelwise};
+          channelwise,
+          InPlaceCost<T>(g).weight_grad()};
 }
 
 }  // namespace tapedeck::cpu

@@ -24,10 +24,11 @@ namespace tapedeck {
 namespace {
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes,  ConvAlgorithm::windows,
-    ConvAlgorithm::winograd,  ConvAlgorithm::matrix,    ConvAlgorithm::columns, ConvAlgorithm::depthwise,
-    ConvAlgorithm::direct,    ConvAlgorithm::thin,      ConvAlgorithm::strip,   ConvAlgorithm::simt,
-    ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,     ConvAlgorithm::boxes,   ConvAlgorithm::halves};
+    ConvAlgorithm::automatic, ConvAlgorithm::reference, ConvAlgorithm::planes, ConvAlgorithm::windows,
+    ConvAlgorithm::winograd,  ConvAlgorithm::in_place,  ConvAlgorithm::matrix, ConvAlgorithm::columns,
+    ConvAlgorithm::depthwise, ConvAlgorithm::direct,    ConvAlgorithm::thin,   ConvAlgorithm::strip,
+    ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes,
+    ConvAlgorithm::halves};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvAlgorithm> forced_here;
@@ -49,6 +50,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "windows";
     case ConvAlgorithm::winograd:
       return "winograd";
+    case ConvAlgorithm::in_place:
+      return "in_place";
     case ConvAlgorithm::matrix:
       return "matrix";
     case ConvAlgorithm::columns:
@@ -118,6 +121,7 @@ enum class ConvPath : std::uint8_t {
   matrix,
   planes,
   winograd,
+  in_place,
   thin,
   channelwise,
   wide
@@ -135,6 +139,8 @@ const char* name_of(ConvPath path) {
       return "planes";
     case ConvPath::winograd:
       return "winograd";
+    case ConvPath::in_place:
+      return "in_place";
     case ConvPath::thin:
       return "thin";
     case ConvPath::channelwise:
@@ -160,12 +166,15 @@ ConvPath cheapest(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, 
   if (algorithm == ConvAlgorithm::depthwise && can_planes && costs.depthwise < kNever)
     return ConvPath::depthwise;
   if (algorithm == ConvAlgorithm::winograd && can_winograd) return ConvPath::winograd;
+  if (algorithm == ConvAlgorithm::in_place && can_planes && costs.in_place < kNever)
+    return ConvPath::in_place;
   const bool windows = algorithm == ConvAlgorithm::windows;
   const std::pair<double, ConvPath> paths[] = {
       {costs.wide, ConvPath::wide},
       {costs.thin, ConvPath::thin},
       {costs.channelwise, ConvPath::channelwise},
       {can_winograd && !windows ? costs.winograd : kNever, ConvPath::winograd},
+      {can_planes && !windows ? costs.in_place : kNever, ConvPath::in_place},
       {can_planes && !windows ? costs.depthwise : kNever, ConvPath::depthwise},
       {can_planes && !windows ? costs.planes : kNever, ConvPath::planes}};
   return std::min_element(std::begin(paths), std::end(paths),
@@ -208,6 +217,9 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
                       if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out, slope);
                       if (path == ConvPath::planes)
                         return correlate<T>(g, direction, a, b, start, out, slope);
+                      if constexpr (kHasInPlace) {
+                        if (path == ConvPath::in_place) return in_place_plain<T>(g, a, b, start, out, slope);
+                      }
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd)
                           return winograd(g, direction, a, b, start, out, slope);
@@ -258,6 +270,9 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
                     [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
                       if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
                       if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
+                      if constexpr (kHasInPlace) {
+                        if (path == ConvPath::in_place) return in_place_weight_grad<T>(g, a, b, out);
+                      }
                       if constexpr (std::is_same_v<T, float>) {
                         if (path == ConvPath::winograd) return winograd_weight_grad(g, a, b, out);
                         if (kHasDepthwise && path == ConvPath::depthwise)

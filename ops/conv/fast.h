@@ -51,6 +51,19 @@ template <class T>
 void channelwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                              const Tensor& w);
 
+/// in_place.cpp. x and y nchw; w row-major, bias may be undefined. Not in builds for size.
+#ifdef TAPEDECK_SMALL
+inline constexpr bool kHasInPlace = false;
+#else
+inline constexpr bool kHasInPlace = true;
+#endif
+template <class T>
+void in_place_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                    const Tensor& x, double negative_slope);
+template <class T>
+void in_place_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                          const Tensor& w);
+
 /// matrix.cpp. Where is_matrix() (matrix.h).
 template <class T>
 void matrix(const ConvTranspose2dGeometry& g, Direction direction, const Tensor& from, const Tensor& w,

@@ -119,7 +119,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
             band.load(y, first + n, group * g.group_co() + t, channels, row, image);
             if (is_dense) dense.load(image, channels, rows.data() + n * y_image);
           }
-          std::vector<const void*>& lines = dealer.begin(1);
+          LineList& lines = dealer.begin(1);
           const bool last = t + block >= g.group_co();
           const std::int64_t next = last ? item + 1 : item, next_t = last ? 0 : t + block;
           if (together == 1 && next < items * (part + 1) / parts) {

@@ -148,8 +148,7 @@ void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, co
 
 /// The lines of memory that the same copy reads, for kernels to ask for before.
 template <class T>
-void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows,
-                   std::vector<const void*>& to) {
+void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, LineList& to) {
   const std::int64_t c = images.tensor.size(1), plane = images.tensor.size(2) * images.width();
   const bool planar = images.tensor.layout() == Layout::nchw;
   const std::int64_t pixels = images.width() * (planar ? 1 : c), step = images.step * pixels;

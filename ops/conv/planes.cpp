@@ -105,7 +105,7 @@ void PlaneBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std
 
 template <class T>
 void PlaneBand::lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
-                      std::int64_t row, std::vector<const void*>& to) const {
+                      std::int64_t row, LineList& to) const {
   const T* image = from.data<T>() + (n * from.size(1) + first) * h.from * w.from;
   const auto append = [&](std::int64_t begin, std::int64_t end) {
     begin = std::clamp<std::int64_t>(begin, 0, h.from);
@@ -174,8 +174,8 @@ template void DenseBand::load<float>(const float*, std::int64_t, float*) const;
 template void DenseBand::load<double>(const double*, std::int64_t, double*) const;
 
 template void PlaneBand::lines<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                                      std::vector<const void*>&) const;
+                                      LineList&) const;
 template void PlaneBand::lines<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                                       std::vector<const void*>&) const;
+                                       LineList&) const;
 
 }  // namespace tapedeck::cpu

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv/ahead.h>
 #include <tapedeck/ops/conv/plan.h>
 #include <tapedeck/ops/micro/kernels.h>
 #include <tapedeck/ops/micro/scratch.h>
@@ -104,7 +105,7 @@ struct PlaneBand {
   /// loaded before: otherwise memory and the multipliers would leave each other idle in turn.
   template <class T>
   void lines(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
-             std::vector<const void*>& to) const;
+             LineList& to) const;
 };
 
 /// The planes of a band once more for each tap of a row of the kernel, without columns between the rows:

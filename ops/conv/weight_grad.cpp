@@ -119,7 +119,7 @@ class WeightGrad {
           const Block<T> block{pixels(x_source_, n, chunk.images, row, row + chunk.rows, x_copy.data()),
                                pixels(y_source_, n, chunk.images, y_first, y_end, y_copy.data()),
                                sums_.data() + part * count_};
-          std::vector<const void*>& lines = dealer.begin(static_cast<double>(units_.size()));
+          LineList& lines = dealer.begin(static_cast<double>(units_.size()));
           if (bands > 1 && i + 1 < g_.n * bands * end / parts_.count) {
             const std::int64_t next = (i + 1) / bands, next_row = (i + 1) % bands * band;
             const std::int64_t rows = std::min(band, g_.h.in - next_row),

@@ -111,7 +111,13 @@ class Windows {
     band_ = for_lanes() ? height : band_of(height, map_.h.phases, kWindowBytes, bytes);
     bands_ = (height + band_ - 1) / band_;
     images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kWindowBytes / bytes(band_), 1, map_.n);
-    parts_ = (map_.n + images_ - 1) / images_ * bands_;
+    blocks_ = (map_.n + images_ - 1) / images_;
+    const std::int64_t threads = num_threads();
+    if (blocks_ * bands_ > threads && bands_ == 1) {  // as many for each thread
+      blocks_ = std::min(map_.n, (blocks_ + threads - 1) / threads * threads);
+      images_ = (map_.n + blocks_ - 1) / blocks_;
+    }
+    parts_ = blocks_ * bands_;
   }
 
   void run_parts() {
@@ -120,8 +126,9 @@ class Windows {
       RowRange read;
     };
     const auto part = [&](std::int64_t i) {
-      Part p{i / bands_ * images_, 0, i % bands_ * band_, 0, {}};
-      p.images = std::min(images_, map_.n - p.first);
+      const std::int64_t block = i / bands_;
+      Part p{map_.n * block / blocks_, 0, i % bands_ * band_, 0, {}};
+      p.images = map_.n * (block + 1) / blocks_ - p.first;
       p.rows = std::min(band_, map_.h.to - p.row);
       p.read = bands_ == 1 ? RowRange{0, from_.rows} : reads(p.row, p.rows);
       return p;
@@ -150,7 +157,7 @@ class Windows {
             }
             const auto work =
                 static_cast<double>(packed_.panels.size()) * static_cast<double>(now.images * now.rows);
-            std::vector<const void*>& lines = dealer.begin(work);
+            LineList& lines = dealer.begin(work);
             if (packed_.lanes == Lanes::wide) {  // what is written, and what is read next
               for (std::int64_t n = now.first; n < now.first + now.images; ++n) {
                 lines_of_rows<T>(to_, n, now.row, now.rows, lines);
@@ -325,7 +332,7 @@ class Windows {
   const std::int64_t groups_, pixel_;  // that are copied apart, and elements of a pixel of one
   const bool planar_;
   const T negative_slope_;
-  std::int64_t band_ = 1, bands_ = 1, images_ = 1, parts_ = 1;
+  std::int64_t band_ = 1, bands_ = 1, images_ = 1, blocks_ = 1, parts_ = 1;  // blocks of images
 };
 
 }  // namespace

@@ -96,7 +96,7 @@ class Winograd {
       };
       for (std::int64_t i = begin; i < end; ++i) {
         const Item now = item(i);
-        std::vector<const void*>& lines = dealer.begin(work(now));
+        LineList& lines = dealer.begin(work(now));
         if (!in_place_) {
           if (now.row == 0) copied = {};
           copy_bands(from_, now.image, now.images, now.read, copied, memory.pixels);

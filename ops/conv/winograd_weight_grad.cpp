@@ -193,7 +193,7 @@ class WinogradWeightGrad {
           double work = 0;
           for (const Phase& phase : phases_)
             work += static_cast<double>(tiles(phase, block) * phase.points());
-          std::vector<const void*>& lines = dealer.begin(work * static_cast<double>(g_.groups));
+          LineList& lines = dealer.begin(work * static_cast<double>(g_.groups));
           if (i + 1 < items * end / parts_) {
             const Item next = item(i + 1);
             const std::int64_t known =

@@ -10,6 +10,7 @@ namespace tapedeck::micro::TAPEDECK_MICRO_ISA {
 namespace {
 #include <tapedeck/ops/micro/vector.inl>
 
+#include <tapedeck/ops/micro/apart.inl>
 #include <tapedeck/ops/micro/outer.inl>
 #include <tapedeck/ops/micro/products.inl>
 #include <tapedeck/ops/micro/rows.inl>
@@ -32,6 +33,9 @@ constexpr Kernels<T> kKernels = {
     .lanes = kLanes<T>,
     .max_vectors = kMaxVectors,
     .tile_rows = {0, kTileRows<1>, kTileRows<2>, kTileRows<3>, kTileRows<4>},
+#if !defined(TAPEDECK_SMALL)
+    .apart_rows = {0, kTileRowsApart<1>, kTileRowsApart<2>, kTileRowsApart<3>, kTileRowsApart<4>},
+#endif
     .max_dots = kMaxDots<T>,
     .plane_rows = kPlaneRows,
     .plane_slack = kLanes<T>* kPlaneVectors<1>,
@@ -41,6 +45,15 @@ constexpr Kernels<T> kKernels = {
     .products = products<T>,
     .outer = outer<T>,
     .product_sums = product_sums<T>,
+#if defined(TAPEDECK_SMALL)
+    .rows_apart = nullptr,
+    .outer_apart = nullptr,
+    .unfold = nullptr,
+#else
+    .rows_apart = rows_apart<T>,
+    .outer_apart = outer_apart<T>,
+    .unfold = unfold<T>,
+#endif
     .transpose = transpose<T>,
     .correlate = correlate<T>,
     .pixel_sums = pixel_sums<T>,

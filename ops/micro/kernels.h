@@ -17,11 +17,35 @@
 
 namespace tapedeck::micro {
 
-/// Addresses that a kernel asks its caches for while it computes, evenly: what is read next is on its way
-/// then, which a processor does not see by itself where rows are short or far apart.
+/// Lines of memory that follow each other.
+struct Lines {
+  const char* first;
+  std::int64_t count;
+};
+
+/// What a kernel asks its caches for while it computes, evenly: what is read next is on its way then, which a
+/// processor does not see by itself where rows are short or far apart. `count` lines, after the first
+/// `skipped` ones of `lines`.
 struct Ahead {
-  const void* const* lines = nullptr;
-  std::int64_t count = 0;
+  const Lines* lines = nullptr;
+  std::int64_t skipped = 0, count = 0;
+  struct Fills* fills = nullptr;  // of which so many vectors are stored, as evenly; stream.inl
+  std::int64_t fill_count = 0;
+};
+
+/// Stretches of memory that are still to be filled with one value each, past the caches. A kernel that has
+/// other work does it in between: memory takes a line in the time of some dozens of multiplications, and who
+/// has nothing but stores waits for each.
+struct Fills {
+  static constexpr int kMost = 64;
+  struct Fill {
+    char* to;
+    std::int64_t vectors;        // of the instruction set, to where they are aligned
+    alignas(64) char value[64];  // the first bytes of it, as many as a vector has
+  };
+  Fill fills[kMost];
+  int begin = 0, end = 0;    // those that are left
+  std::int64_t vectors = 0;  // of all of them
 };
 
 /// A stretch of a contraction: elements a, a+1, ... of a row of A meet rows b/width, b/width + 1, ... of a
@@ -66,6 +90,29 @@ struct Outer {
   std::int64_t vectors;  // at most max_vectors
   std::int64_t a_row;    // for product_sums
   Ahead ahead = {};      // not for product_sums
+};
+
+/// Sums C of `rows` rows m and some vectors v, to which the steps k of runs add products of one element of A
+/// for each m, which lie apart, with one vector for each v:
+///   rows_apart    C[m,v] += the sum over runs and k < length of
+///                           A[run.a + m*a_step + k*a_run] * B[run.b + k*b_step + v]
+///   outer_apart   C[m,v] += A[run.a + m*a_step + k*a_run] * B[run.b + offsets[v] + k*b_step]
+/// where C[m,v] is c[m*c_step + offsets[v]] for the former, c[m*c_step + v*lanes] for the latter, and B's v
+/// counts lanes for the former.
+template <class T>
+struct ApartTask {
+  const T* a;
+  std::int64_t a_step, a_run;
+  const T* b;
+  std::int64_t b_step;
+  const Run* runs;
+  std::int64_t run_count;
+  T* c;
+  std::int64_t c_step;
+  const std::int64_t* offsets;  // of vectors
+  std::int64_t vectors;         // at most max_vectors
+  std::int64_t rows;
+  Ahead ahead = {};
 };
 
 /// out[offset(j) + i] = in[i*in_step + j] for i < rows, j < columns; offset(j) is offsets[j], or
@@ -116,6 +163,9 @@ struct StreamedRow {
   T* carry;
   bool first, last;
   Ahead ahead = {};
+  /// What rows without taps leave to those with taps; none is left after the last row. Null: each row is
+  /// written at once.
+  Fills* fills = nullptr;
 };
 
 /// C[m,j] += the sum over i < images and the pixels p, as of a Correlation, of a[i*a_image + m*a_step + p] *
@@ -205,8 +255,9 @@ struct WinogradTile {
 template <class T>
 struct Kernels {
   std::int64_t lanes;
-  std::int64_t max_vectors;   // of a panel
-  std::int64_t tile_rows[5];  // of the largest tile, for panels of so many vectors
+  std::int64_t max_vectors;    // of a panel
+  std::int64_t tile_rows[5];   // of the largest tile, for panels of so many vectors
+  std::int64_t apart_rows[5];  // the same of rows_apart and outer_apart
   std::int64_t max_dots;
   std::int64_t plane_rows;       // of a Correlation
   std::int64_t plane_slack;      // elements
@@ -216,6 +267,13 @@ struct Kernels {
   void (*products)(const Rows<T>&);
   void (*outer)(const Outer<T>&);
   void (*product_sums)(const Outer<T>&);
+  /// Null in builds for size.
+  void (*rows_apart)(const ApartTask<T>&);
+  void (*outer_apart)(const ApartTask<T>&);
+  /// Of places of one vector, which has `channels` elements for each of so many columns (conv/in_place.h):
+  /// adds up those of pixel i, j*channels and on in place i + columns - 1 - j, in place i. Vectors behind the
+  /// last place that pixels have are read.
+  void (*unfold)(T* places, std::int64_t count, std::int64_t columns, std::int64_t channels);
   void (*transpose)(const Transpose<T>&);
   void (*correlate)(const Correlation<T>&);
   void (*pixel_sums)(const PixelSums<T>&);

@@ -20,7 +20,7 @@
 
 namespace tapedeck::cpu {
 
-enum class Maker : std::uint8_t { windows, winograd, planes };
+enum class Maker : std::uint8_t { windows, winograd, planes, in_place };
 
 /// Who makes it, and all that it depends on besides the elements.
 struct MadeKey {

@@ -109,9 +109,10 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
 template <class T>
 void pixel_sums(const PixelSums<T>& t) {
   const std::int64_t steps = t.images * t.runs * spells(t.count / kLanes<T>);
+  Ahead ahead = t.ahead;
   for_each_tile<kSumRows>(t.rows, [&]<int M>(std::int64_t row) {
     const std::int64_t asked = t.ahead.count * row / t.rows, until = t.ahead.count * (row + M) / t.rows;
-    Asking asking({t.ahead.lines + asked, until - asked},
+    Asking asking(take_lines(ahead, until - asked),
                   steps * ((t.columns + kSumColumns<M> - 1) / kSumColumns<M>));
     for_each_tile<kSumColumns<M>>(
         t.columns, [&]<int J>(std::int64_t column) { pixel_sums_tile<T, M, J>(t, row, column, asking); });

@@ -14,16 +14,6 @@ constexpr int kMaxStreamStep = 0;
 constexpr int kMaxStreamStep = kMaxStep;
 
 #if defined(__AVX2__)
-/// Stores a vector past the caches, to where it is aligned.
-template <class T>
-inline void store_past_caches(T* to, Vector<T> v) {
-#if defined(__AVX512F__)
-  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "v"(v));
-#else
-  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "x"(v));
-#endif
-}
-
 /// Lanes of two vectors that follow each other, from `kLanes<T> - behind` of the first on.
 template <class T>
 class Window {
@@ -104,6 +94,18 @@ class RowStream {
     before_ = Window<T>(kLanes<T> - left_)(before_, v);
     left_ = 0;
   }
+  /// Vectors that put() would store after the last one, all like that, are left to others.
+  void leave(std::int64_t vectors, Fills& fills) {
+    if (fills.begin == fills.end) fills.begin = fills.end = 0;
+    if (fills.end == Fills::kMost) return;
+    Fills::Fill& fill = fills.fills[fills.end++];
+    fill.to = reinterpret_cast<char*>(line_);
+    fill.vectors = vectors;
+    store(reinterpret_cast<T*>(fill.value), before_);
+    fills.vectors += vectors;
+    line_ += vectors * kLanes<T>, left_ -= vectors * kLanes<T>;
+  }
+  std::int64_t left() const { return left_; }
 
  private:
   T* const carry_;
@@ -142,6 +144,8 @@ class RowStream {
     if (left_ > 0) store(to_, v, left_);
     left_ = 0;
   }
+  void leave(std::int64_t, Fills&) {}
+  std::int64_t left() const { return left_; }
 
  private:
   T* to_;
@@ -202,41 +206,52 @@ void stream_phases(const StreamedRow<T>& t) {
     write = filled < S ? stream_stretch<T, S, true> : stream_stretch<T, S, false>;
   });
   const std::int64_t vectors = (t.count + L - 1) / L, most = kStretchBytes / TAPEDECK_MICRO_BYTES / t.step,
-                     stretches = (vectors + most - 1) / most, calls = stretches * filled;
+                     stretches = (vectors + most - 1) / most, calls = stretches * filled,
+                     asks = t.ahead.count, fills = t.fills != nullptr ? t.fills->vectors : 0;
   alignas(64) T results[kPlaneRows * kStretchBytes / sizeof(T)];
+  Ahead ahead = t.ahead;
   std::int64_t call = 0;
   for (std::int64_t i = 0; i < stretches; ++i) {
     const std::int64_t first = vectors * i / stretches, count = vectors * (i + 1) / stretches - first;
     for (std::int64_t r = 0; r < t.step; ++r) {
       Correlation<T> phase = t.phases[r];
       if (phase.depth == 0) continue;
-      const std::int64_t asked = t.ahead.count * call / calls;
+      const std::int64_t asked = asks * call / calls, filled_before = fills * call / calls;
       phase.start = t.start;
       phase.b += first * L;
       phase.c = results + r * t.rows * count * L;
       phase.c_step = phase.count = count * L;
       phase.rows = t.rows;
       phase.runs = 1;
-      phase.ahead = {t.ahead.lines + asked, t.ahead.count * ++call / calls - asked};
+      ++call;
+      phase.ahead = take_lines(ahead, asks * call / calls - asked);
+      phase.ahead.fills = t.fills;
+      phase.ahead.fill_count = fills * call / calls - filled_before;
       correlate(phase);
     }
     write(t, results, first * L, count);
   }
 }
 
+/// A row without taps.
+template <class T>
+void stream_start(const StreamedRow<T>& t) {
+  for (std::int64_t m = 0; m < t.rows; ++m) {
+    RowStream<T> stream(t, m, 0);
+    Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
+    if (t.negative_slope != 1) start = rectified(start, t.negative_slope);
+    stream.put(start);
+    if (t.fills != nullptr && stream.left() >= kLanes<T>) stream.leave(stream.left() / kLanes<T>, *t.fills);
+    while (stream.left() >= kLanes<T>) stream.put(start);
+    stream.put_last(start);
+  }
+}
+
 template <class T>
 void stream_row(const StreamedRow<T>& t) {
-  if (t.phases != nullptr) {
-    stream_phases(t);
-  } else {
-    for (std::int64_t m = 0; m < t.rows; ++m) {
-      RowStream<T> stream(t, m, 0);
-      Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
-      if (t.negative_slope != 1) start = rectified(start, t.negative_slope);
-      for (std::int64_t i = kLanes<T>; i <= t.width; i += kLanes<T>) stream.put(start);
-      stream.put_last(start);
-    }
-  }
-  if (t.last) end_rows(t);
+  t.phases != nullptr ? stream_phases(t) : stream_start(t);
+  if (!t.last) return;
+  if (t.fills != nullptr) fill(*t.fills, t.fills->vectors);
+  end_rows(t);
 }
 #endif

@@ -46,15 +46,6 @@ struct WantedOfJoin {
   static constexpr int lane(int l) { return (v * L + l) / S; }
 };
 
-/// Calls f.template operator()<r>() for r < S.
-template <int S, int r = 0, class F>
-inline void for_each_constant(F f) {
-  if constexpr (r < S) {
-    f.template operator()<r>();
-    for_each_constant<S, r + 1>(f);
-  }
-}
-
 constexpr int kMaxStep = 5;
 
 /// How many of n elements a vector that begins at `first` has.

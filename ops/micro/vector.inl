@@ -102,6 +102,15 @@ inline void with_constant(std::int64_t v, F f) {
   }
 }
 
+/// Calls f.template operator()<r>() for r < S.
+template <int S, int r = 0, class F>
+inline void for_each_constant(F f) {
+  if constexpr (r < S) {
+    f.template operator()<r>();
+    for_each_constant<S, r + 1>(f);
+  }
+}
+
 /// Calls f.template operator()<M>(first) for tiles of M rows from `first` on that cover [0, rows); their
 /// sizes differ by one at most, so that none is too small to keep the multipliers busy.
 template <int MaxRows, class F>
@@ -114,21 +123,87 @@ inline void for_each_tile(std::int64_t rows, F f) {
   }
 }
 
-/// Asks for what an Ahead says, in so many equal spells; between them are kSpell steps of a loop.
+#if defined(__AVX2__)
+/// Stores a vector past the caches, to where it is aligned.
+template <class T>
+inline void store_past_caches(T* to, Vector<T> v) {
+#if defined(__AVX512F__)
+  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "v"(v));
+#else
+  __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "x"(v));
+#endif
+}
+
+/// Fills so many vectors.
+inline void fill(Fills& fills, std::int64_t count) {
+  fills.vectors -= count;
+  while (count > 0) {
+    Fills::Fill& next = fills.fills[fills.begin];
+    const std::int64_t some = next.vectors < count ? next.vectors : count;
+    const Vector<float> value = *reinterpret_cast<const Vector<float>*>(next.value);
+    for (std::int64_t i = 0; i < some; ++i, next.to += TAPEDECK_MICRO_BYTES) {
+      store_past_caches(reinterpret_cast<float*>(next.to), value);
+    }
+    next.vectors -= some;
+    count -= some;
+    if (next.vectors == 0) ++fills.begin;
+  }
+}
+#else
+inline void fill(Fills&, std::int64_t) {}  // there are none
+#endif
+
+/// Takes the next `count` lines, or those that are left.
+inline Ahead take_lines(Ahead& from, std::int64_t count) {
+  Ahead taken = from;
+  taken.count = count < from.count ? count : from.count;
+  from.count -= taken.count;
+  from.skipped += taken.count;
+  while (from.count > 0 && from.skipped >= from.lines->count) from.skipped -= (from.lines++)->count;
+  return taken;
+}
+
+/// Asks for what an Ahead says, and fills, in so many equal spells; between them are kSpell steps of a loop.
 class Asking {
  public:
   Asking(const Ahead& ahead, std::int64_t spells)
-      : next_(ahead.lines),
-        end_(ahead.lines + ahead.count),
-        lines_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells) {}
+      : lines_(ahead.lines),
+        at_(ahead.count > 0 ? ahead.lines->first + ahead.skipped * kLine : nullptr),
+        of_these_(ahead.count > 0 ? ahead.lines->count - ahead.skipped : 0),
+        left_(spells == 0 ? 0 : ahead.count),
+        each_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells),
+        fills_(ahead.fills),
+        to_fill_(spells == 0 ? 0 : ahead.fill_count),
+        each_fill_(spells == 0 ? 0 : (ahead.fill_count + spells - 1) / spells) {}
   void spell() {
-    const void* const* const until = end_ - next_ < lines_ ? end_ : next_ + lines_;
-    for (; next_ != until; ++next_) __builtin_prefetch(*next_, 0, 2);
+    if (left_ > 0) ask();
+    if (to_fill_ > 0) {
+      const std::int64_t some = to_fill_ < each_fill_ ? to_fill_ : each_fill_;
+      fill(*fills_, some);
+      to_fill_ -= some;
+    }
   }
 
  private:
-  const void *const *next_, *const *end_;
-  std::int64_t lines_;
+  static constexpr std::int64_t kLine = 64;
+
+  void ask() {
+    std::int64_t some = left_ < each_ ? left_ : each_;
+    left_ -= some;
+    for (; some > of_these_; of_these_ = lines_->count) {
+      some -= of_these_;
+      for (; of_these_ > 0; --of_these_, at_ += kLine) __builtin_prefetch(at_, 0, 2);
+      at_ = (++lines_)->first;
+    }
+    of_these_ -= some;
+    for (; some > 0; --some, at_ += kLine) __builtin_prefetch(at_, 0, 2);
+  }
+
+  const Lines* lines_;
+  const char* at_;
+  std::int64_t of_these_, left_, each_;
+  Fills* fills_;
+  std::int64_t to_fill_, each_fill_;
 };
 constexpr std::int64_t kSpell = 8;
 inline std::int64_t spells(std::int64_t steps) {

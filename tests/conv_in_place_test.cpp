@@ -1,0 +1,128 @@
+// Gradients with y read where it lies (ops/conv/in_place.h), and planes that roll along rows: which taps
+// share a vector, bands and chunks that end anywhere, rows of y that several rows of x meet.
+#include <tapedeck/tapedeck.h>
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+
+#include <tapedeck/ops/conv/in_place.h>
+#include <tapedeck/ops/conv/kernels.h>
+
+#include "conv_cases.h"
+#include "op_support.h"
+
+namespace tapedeck::test {
+namespace {
+
+TEST(FoldedAxis, EachTapOfAPixelIsInOnePlace) {
+  for (std::int64_t kernel = 1; kernel <= 9; ++kernel) {
+    for (std::int64_t stride = 1; stride <= 5; ++stride) {
+      for (std::int64_t channels : {1, 2, 3, 4, 5, 8, 9, 16, 17, 40}) {
+        for (std::int64_t lanes : {4, 8, 16}) {
+          const ConvAxis w{
+              .in = 11, .out = 10 * stride + kernel, .kernel = kernel, .stride = stride, .padding = 1};
+          const cpu::FoldedAxis fold(w, channels, lanes);
+          EXPECT_GE(fold.width, fold.columns * channels);
+          EXPECT_EQ(fold.width % lanes, 0);
+          EXPECT_LE(fold.axis.kernel, kernel);
+          EXPECT_EQ(fold.axis.in, w.in + fold.columns - 1);
+          std::map<std::pair<std::int64_t, std::int64_t>, int> seen;  // (pixel, tap)
+          for (std::int64_t m = 0; m < fold.axis.in; ++m) {
+            for (std::int64_t r = 0; r < fold.axis.kernel; ++r) {
+              for (std::int64_t j = 0; j < fold.columns; ++j) {
+                const std::int64_t pixel = m - fold.columns + 1 + j, k = fold.tap(r, j);
+                if (k < 0 || pixel < 0 || pixel >= w.in) continue;
+                EXPECT_EQ(fold.axis.output(m, r), w.output(pixel, k));
+                ++seen[{pixel, k}];
+              }
+            }
+          }
+          EXPECT_EQ(seen.size(), static_cast<std::size_t>(w.in * kernel));
+          for (const auto& [at, times] : seen)
+            EXPECT_EQ(times, 1) << "pixel " << at.first << ", tap " << at.second;
+        }
+      }
+    }
+  }
+}
+
+void expect_reference(const LayerCase& c, ConvAlgorithm algorithm) {
+  set_conv_algorithm(ConvAlgorithm::reference);
+  const Results expected = run(c, Layout::nchw, DType::float64);
+  const int threads = num_threads();
+  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+    limit_instruction_set(set);
+    if (instruction_set() != set) continue;
+    for (DType dtype : {DType::float32, DType::float64}) {
+      SCOPED_TRACE(std::string(c.name) + ", " + to_string(set) + ", " + to_string(dtype));
+      set_conv_algorithm(algorithm);
+      const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
+      set_num_threads(1);
+      const Results one = run(c, Layout::nchw, dtype);
+      EXPECT_LT(difference(one.gx, expected.gx), tolerance);
+      EXPECT_LT(difference(one.gw, expected.gw), tolerance);
+      set_num_threads(3);
+      const Results three = run(c, Layout::nchw, dtype);
+      EXPECT_TRUE(same_bits(one.gx, three.gx));
+      EXPECT_TRUE(same_bits(one.gw, three.gw));
+    }
+  }
+  set_num_threads(threads);
+  limit_instruction_set(InstructionSet::avx512);
+  set_conv_algorithm(ConvAlgorithm::automatic);
+}
+
+TEST(InPlace, AllKindsOfRowsAndLanes) {
+  for (const LayerCase& c :
+       {LayerCase{"long rows, more than a chunk",
+                  {1, 20, 3, 350},
+                  {20, 30, 3, 3},
+                  {.stride = {5, 2}, .padding = {1, 2}, .dilation = {2, 1}}},
+        LayerCase{"many bands of rows", {1, 3, 75, 18}, {3, 7, 4, 4}, {.stride = 2, .padding = 1}},
+        LayerCase{"two columns a vector",
+                  {2, 32, 20, 40},
+                  {32, 16, 3, 5},
+                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4}},
+        LayerCase{"many columns a vector", {2, 2, 9, 33}, {2, 9, 5, 9}, {.padding = {2, 4}}},
+        LayerCase{"columns of five channels", {2, 10, 9, 21}, {10, 6, 3, 7}, {.stride = {1, 2}, .groups = 2}},
+        LayerCase{"several panels", {1, 150, 7, 19}, {150, 50, 5, 3}, {.stride = 2, .padding = {3, 1}}},
+        LayerCase{"planes of a power of two", {1, 24, 32, 32}, {24, 70, 4, 4}, {.stride = 2, .padding = 1}},
+        LayerCase{"rows that share a factor",
+                  {2, 17, 6, 23},
+                  {17, 26, 4, 2},
+                  {.stride = {4, 1}, .dilation = {6, 3}}},
+        LayerCase{"cropped", {2, 16, 8, 17}, {16, 12, 5, 5}, {.stride = {3, 2}, .padding = {4, 4}}},
+        LayerCase{"rows without taps",
+                  {2, 16, 5, 16},
+                  {16, 4, 1, 1},
+                  {.stride = 3, .padding = 0, .output_padding = 2}}})
+    expect_reference(c, ConvAlgorithm::in_place);
+}
+
+TEST(InPlace, IsTakenWhereYIsMuchLarger) {
+  if (instruction_set() != InstructionSet::avx512) GTEST_SKIP() << "estimates differ";
+  const Tensor x = Tensor::zeros({2, 32, 64, 128}), w = Tensor::zeros({32, 64, 3, 3});
+  const ConvExplanation e =
+      explain(conv_transpose2d_geometry(x, w, {}, {.stride = 5, .padding = 1, .dilation = 2}));
+  EXPECT_EQ(e.forward.kernel, "planes");
+  EXPECT_EQ(e.input_gradient.kernel, "in_place");
+  EXPECT_EQ(e.weight_gradient.kernel, "in_place");
+}
+
+// Many channels, so that bands would have few rows.
+TEST(RollingPlanes, RowsOfAllWindows) {
+  for (const LayerCase& c :
+       {LayerCase{"two rows of phases", {1, 9, 9, 130}, {9, 90, 3, 4}, {.stride = 2, .padding = 1}},
+        LayerCase{"three rows of one phase",
+                  {2, 16, 11, 100},
+                  {16, 60, 3, 5},
+                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}},
+        LayerCase{
+            "padded beyond the image", {1, 5, 6, 90}, {5, 100, 6, 3}, {.stride = {1, 2}, .padding = {5, 1}}}})
+    expect_reference(c, ConvAlgorithm::planes);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
