@@ -53,7 +53,7 @@ struct Job {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr auto kGone = std::chrono::microseconds(10);  // between two looks: another program ran
+constexpr auto kGone = std::chrono::microseconds(200);  // between two looks: another program ran
 constexpr auto kBusy = std::chrono::milliseconds(100);
 
 /// Returns when `value` is not `seen` any more.

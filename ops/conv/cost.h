@@ -117,7 +117,7 @@ struct InPlaceCost {
                                                          g.w.in * g.group_ci());
     return kWary * (kProducts[vectors] * waits * products + 16 * sums + 0.8 * copied + 110 * runs +
                     0.36 * elements(g.y_shape()) +
-                    0.34 * weights() * static_cast<double>(std::min(kInPlaceParts, g.n * bands)));
+                    weights() * static_cast<double>(std::min(kInPlaceParts, g.n * bands)));
   }
 
   const ConvTranspose2dGeometry& g;
@@ -129,7 +129,12 @@ struct InPlaceCost {
   static constexpr double kWary = 1.1;
   static constexpr std::int64_t kLeastWidth = 16, kLeastChannels = 4;  // of x; of y
 
-  bool is_worth_it() const { return kHasInPlace && g.w.in >= kLeastWidth && g.group_co() >= kLeastChannels; }
+  /// Whether rows are long enough, and lanes filled well enough, for the estimates to be trusted.
+  bool is_worth_it() const {
+    const std::int64_t used = 10 * g.w.kernel * g.group_ci(), lanes_of_taps = fold.axis.kernel * fold.width;
+    return kHasInPlace && g.w.in >= kLeastWidth && g.group_co() >= kLeastChannels &&
+           used >= 3 * lanes_of_taps;
+  }
   static double elements(const Shape& shape) { return static_cast<double>(shape.count()); }
   double images() const { return static_cast<double>(g.n * g.groups); }
   double weights() const {

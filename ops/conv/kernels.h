@@ -6,7 +6,8 @@
 //   matrix       x is one pixel and y a row-major map of the kernel's size: matrix products. (matrix.cpp)
 // and else the cheapest by a model of the costs (cost.h):
 //   planes       nchw tensors: the lanes of vectors are pixels. (correlate.cpp, pixel_sums.cpp)
-//   in_place     gradients of nchw tensors with y much larger than x: the lanes are x's channels, and y is read
+//   in_place     gradients of nchw tensors with y much larger than x: the lanes are x's channels, and y is
+//   read
 //                where it lies. (in_place.cpp)
 //   depthwise    nchw tensors, groups of one channel, stride 2 along w; float32 with AVX-512. (depthwise.cpp)
 //   winograd     dilation 1, not in float64: minimal filtering (winograd.h), for many channels.
@@ -44,9 +45,9 @@
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
-// `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`, `columns`,
-// `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a device does
-// not have, or what cannot compute a call, counts as `automatic`.
+// `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
+// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a
+// device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <optional>

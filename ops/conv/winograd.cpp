@@ -73,8 +73,8 @@ class Winograd {
   }
 
   void run() {
-    const std::int64_t bands = (tile_rows_ + band_ - 1) / band_, groups = (map_.n + images_ - 1) / images_;
-    parallel_for(groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t bands = (tile_rows_ + band_ - 1) / band_, blocks = (map_.n + images_ - 1) / images_;
+    parallel_for(blocks * bands, 1, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t slack = kernels_.lanes;
       const Scratch<float> pixels(
           in_place_ ? 0
@@ -89,9 +89,9 @@ class Winograd {
       Dealer& dealer = Dealer::of_this_thread();
       RowRange copied;  // rows that were read for the item before
       const auto item = [&](std::int64_t i) {
-        const std::int64_t n = i / bands * images_, row = i % bands * band_;
+        const std::int64_t n = map_.n * (i / bands) / blocks, row = i % bands * band_;
         const std::int64_t rows = std::min(band_, tile_rows_ - row);
-        return Item{n, std::min(images_, map_.n - n), row, rows,
+        return Item{n, map_.n * (i / bands + 1) / blocks - n, row, rows,
                     winograd_reads(axis_h_, map_.h.from, row, rows)};
       };
       for (std::int64_t i = begin; i < end; ++i) {
@@ -317,16 +317,22 @@ class Winograd {
       const float* from[kMostPoints];
       float* to[kMostPoints];
       const float** next = from;
+      const std::int64_t first = part.w->base + 2 * column * part.w->step,
+                         last = first + (points_w - 1) * part.w->step;
       for (std::int64_t a = 0; a < points_h; ++a) {
         const std::int64_t h = part.h->base + (2 * row + a) * part.h->step;
         const bool inside = h >= 0 && h < map_.h.from;
-        const float* line = group + n * image_step + (h - first_row) * row_elements();
-        for (std::int64_t b = 0; b < points_w; ++b) {
-          const std::int64_t w = part.w->base + (2 * column + b) * part.w->step;
-          *next++ = inside && w >= 0 && w < map_.w.from ? line + w * pixel : zeros_.data();
+        const float* line = group + n * image_step + (h - first_row) * row_elements() + first * pixel;
+        if (inside && first >= 0 && last < map_.w.from) {
+          for (std::int64_t b = 0; b < points_w; ++b, line += part.w->step * pixel) *next++ = line;
+          continue;
+        }
+        for (std::int64_t w = first; w <= last; w += part.w->step, line += part.w->step * pixel) {
+          *next++ = inside && w >= 0 && w < map_.w.from ? line : zeros_.data();
         }
       }
-      for (std::int64_t k = 0; k < points_h * points_w; ++k) to[k] = out + k * step + i * depth_;
+      float* point = out + i * depth_;
+      for (std::int64_t k = 0; k < points_h * points_w; ++k, point += step) to[k] = point;
       kernels_.winograd(micro::WinogradMap::input, part.h->count(), part.w->count(),
                         {from, to, nullptr, depth_});
     });
@@ -375,12 +381,12 @@ class Winograd {
     float* results = memory.results + panel_results(p) * pixels;
     const float* start =
         packed_.has_start ? packed_.start.data() + p.group * map_.to_channels + p.channel : nullptr;
+    const std::int64_t products = phase.products(), step = product_step(chunk.count, p.width);
     for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
       const float* from[kMostPoints];
       float* to[4];
-      for (std::int64_t k = 0; k < phase.products(); ++k) {
-        from[k] = memory.products + k * product_step(chunk.count, p.width) + i * p.width;
-      }
+      const float* product = memory.products + i * p.width;
+      for (std::int64_t k = 0; k < products; ++k, product += step) from[k] = product;
       for (std::int64_t a = 0; a < 2; ++a) {
         const std::int64_t h = phase.h->base + (2 * row + a) * phase.h->step;
         for (std::int64_t b = 0; b < 2; ++b) {

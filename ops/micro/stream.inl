@@ -4,7 +4,8 @@
 // drain while the next is computed; where whole rows were computed, joined and copied in turn, each waited.
 // Tried: joined lines kept in the cache and stored a few at a time between the steps of the next stretch's
 // loops. One thread of a Xeon with AVX-512 took 1.0 to 1.25 times as long for it, with stretches of 1 to 4 KB
-// (kb81 1.15 at least, kb75 1.03): the loops became slower by more than the rest became faster.
+// (kb81 1.15 at least, kb75 1.03): the loops became slower by more than the rest became faster. So did one and two
+// of Zen 5 (kb81 1.41 and 1.13, kb75 1.17 and 1.14). Rows without taps are constants, and can be left to loops.
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
