@@ -346,7 +346,7 @@ class WeightGrad : InPlace<T> {
         row_((g.w.in + 2 * (fold_.columns - 1)) * pixel_),
         bands_(parts_of(g.h.in, in_place_band<T>(g, tile()))),
         count_(g.groups * this->group_count_),
-        parts_(std::min(kInPlaceParts, g.n * bands_)) {
+        parts_(std::clamp<std::int64_t>(g.n * bands_, 1, kInPlaceParts)) {
     for (std::int64_t i = 0; i < bands_; ++i)
       make_band(part(g.h.out, i, bands_), part(g.h.out, i + 1, bands_));
   }
