@@ -6,6 +6,7 @@
 
 #include <map>
 #include <utility>
+#include <vector>
 
 #include <tapedeck/ops/conv/in_place.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -109,6 +110,13 @@ TEST(InPlace, IsTakenWhereYIsMuchLarger) {
   EXPECT_EQ(e.forward.kernel, "planes");
   EXPECT_EQ(e.input_gradient.kernel, "in_place");
   EXPECT_EQ(e.weight_gradient.kernel, "in_place");
+}
+
+TEST(InPlace, WeightsOfNoImagesHaveNoGradient) {
+  const ConvAlgorithmScope scope(ConvAlgorithm::in_place);
+  const Variable x = Tensor::empty({0, 8, 5, 20}), gy = Tensor::empty({0, 6, 11, 41});
+  const Tensor gw = conv_transpose2d_weight_grad(x, gy, 3, {.stride = 2}).tensor();
+  EXPECT_EQ(gw.to_vector<double>(), std::vector<double>(8 * 6 * 9, 0.0));
 }
 
 // Many channels, so that bands would have few rows.
