@@ -177,11 +177,13 @@ class Asking {
         each_fill_(spells == 0 ? 0 : (ahead.fill_count + spells - 1) / spells) {}
   void spell() {
     if (left_ > 0) ask();
+#if !defined(TAPEDECK_SMALL)  // which has no fills
     if (to_fill_ > 0) {
       const std::int64_t some = to_fill_ < each_fill_ ? to_fill_ : each_fill_;
       fill(*fills_, some);
       to_fill_ -= some;
     }
+#endif
   }
 
  private:
@@ -190,13 +192,13 @@ class Asking {
   void ask() {
     std::int64_t some = left_ < each_ ? left_ : each_;
     left_ -= some;
-    for (; some > of_these_; of_these_ = lines_->count) {
-      some -= of_these_;
-      for (; of_these_ > 0; --of_these_, at_ += kLine) __builtin_prefetch(at_, 0, 2);
-      at_ = (++lines_)->first;
+    for (; some > 0; --some, --of_these_, at_ += kLine) {
+      if (of_these_ == 0) {
+        at_ = (++lines_)->first;
+        of_these_ = lines_->count;
+      }
+      __builtin_prefetch(at_, 0, 2);
     }
-    of_these_ -= some;
-    for (; some > 0; --some, at_ += kLine) __builtin_prefetch(at_, 0, 2);
   }
 
   const Lines* lines_;
