@@ -117,6 +117,8 @@ TEST(InPlace, WeightsOfNoImagesHaveNoGradient) {
   const Variable x = Tensor::empty({0, 8, 5, 20}), gy = Tensor::empty({0, 6, 11, 41});
   const Tensor gw = conv_transpose2d_weight_grad(x, gy, 3, {.stride = 2}).tensor();
   EXPECT_EQ(gw.to_vector<double>(), std::vector<double>(8 * 6 * 9, 0.0));
+  const Variable w = Tensor::zeros({8, 6, 3, 3});
+  EXPECT_EQ(conv2d(gy, w, {}, {.stride = 2}).shape(), x.shape());
 }
 
 // Many channels, so that bands would have few rows.

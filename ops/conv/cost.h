@@ -115,9 +115,10 @@ struct InPlaceCost {
                         static_cast<double>(panels) * vectors_of(g.group_co(), tile);
     const double copied = images() * static_cast<double>(bands * (band + (slots - 1) * g.h.input_step()) *
                                                          g.w.in * g.group_ci());
+    const std::int64_t parts = in_place_parts<T>(static_cast<std::int64_t>(weights()), g.n * bands);
+    if (parts < kLeastParts && g.n * bands >= kLeastParts) return kForced;  // too few for many threads
     return kWary * (kProducts[vectors] * waits * products + 16 * sums + 0.8 * copied + 110 * runs +
-                    0.36 * elements(g.y_shape()) +
-                    weights() * static_cast<double>(std::min(kInPlaceParts, g.n * bands)));
+                    0.36 * elements(g.y_shape()) + weights() * static_cast<double>(parts));
   }
 
   const ConvTranspose2dGeometry& g;
@@ -127,6 +128,7 @@ struct InPlaceCost {
 
  private:
   static constexpr double kWary = 1.1;
+  static constexpr std::int64_t kLeastParts = 8;
   static constexpr std::int64_t kLeastWidth = 16, kLeastChannels = 4;  // of x; of y
 
   /// Whether rows are long enough, and lanes filled well enough, for the estimates to be trusted.

@@ -151,7 +151,8 @@ class InputGrad : InPlace<T> {
         w_(plain_plan(fold_.axis)),
         chunks_(parts_of(g.w.in, kPlaces)),
         places_(parts_of(g.w.in, chunks_) + fold_.columns - 1),
-        bands_(std::min(g.h.in, std::max(parts_of(g.h.in, kBandRows), kItems / (g.n * g.groups * chunks_)))),
+        bands_(std::min(g.h.in, std::max(parts_of(g.h.in, kBandRows),
+                                         kItems / std::max<std::int64_t>(1, g.n * g.groups * chunks_)))),
         blocks_(parts_of(g.group_co(), kInPlaceChannels)),
         weights_(packed(w)) {}
 
@@ -346,7 +347,7 @@ class WeightGrad : InPlace<T> {
         row_((g.w.in + 2 * (fold_.columns - 1)) * pixel_),
         bands_(parts_of(g.h.in, in_place_band<T>(g, tile()))),
         count_(g.groups * this->group_count_),
-        parts_(std::clamp<std::int64_t>(g.n * bands_, 1, kInPlaceParts)) {
+        parts_(in_place_parts<T>(count_, g.n * bands_)) {
     for (std::int64_t i = 0; i < bands_; ++i)
       make_band(part(g.h.out, i, bands_), part(g.h.out, i + 1, bands_));
   }

@@ -45,7 +45,14 @@ struct FoldedAxis {
 };
 
 constexpr std::int64_t kInPlaceChannels = 24;  // of y that the input gradient takes at a time: whole tiles
-constexpr std::int64_t kInPlaceParts = 16;     // of sums of the weight gradient
+
+/// Parts of so many sums of the weight gradient, where there are so many bands.
+template <class T>
+std::int64_t in_place_parts(std::int64_t sums, std::int64_t bands) {
+  constexpr std::int64_t kMost = 16, kBytes = 16 << 20;  // of all parts
+  const std::int64_t fit = kBytes / (sums * static_cast<std::int64_t>(sizeof(T)));
+  return std::clamp<std::int64_t>(std::min(bands, fit), 1, kMost);
+}
 
 /// Rows of x in a band of the weight gradient, which takes `channels` channels of y at a time: a second cache
 /// holds their rows beside those of the next band.
