@@ -1,5 +1,5 @@
-// Gradients with y read where it lies (ops/conv/in_place.h), and planes that roll along rows: which taps
-// share a vector, bands and chunks that end anywhere, rows of y that several rows of x meet.
+// Gradients with y read where it lies (ops/conv/in_place.h): which taps share a vector, bands and chunks that
+// end anywhere, rows of y that several rows of x meet.
 #include <tapedeck/tapedeck.h>
 
 #include <gtest/gtest.h>
@@ -11,8 +11,7 @@
 #include <tapedeck/ops/conv/in_place.h>
 #include <tapedeck/ops/conv/kernels.h>
 
-#include "conv_cases.h"
-#include "op_support.h"
+#include "conv_reference.h"
 
 namespace tapedeck::test {
 namespace {
@@ -47,32 +46,6 @@ TEST(FoldedAxis, EachTapOfAPixelIsInOnePlace) {
       }
     }
   }
-}
-
-void expect_reference(const LayerCase& c, ConvAlgorithm algorithm) {
-  set_conv_algorithm(ConvAlgorithm::reference);
-  const Results expected = run(c, Layout::nchw, DType::float64);
-  const int threads = num_threads();
-  for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
-    limit_instruction_set(set);
-    if (instruction_set() != set) continue;
-    for (DType dtype : {DType::float32, DType::float64}) {
-      SCOPED_TRACE(std::string(c.name) + ", " + to_string(set) + ", " + to_string(dtype));
-      set_conv_algorithm(algorithm);
-      const double tolerance = dtype == DType::float32 ? 1e-5 : 1e-13;
-      set_num_threads(1);
-      const Results one = run(c, Layout::nchw, dtype);
-      EXPECT_LT(difference(one.gx, expected.gx), tolerance);
-      EXPECT_LT(difference(one.gw, expected.gw), tolerance);
-      set_num_threads(3);
-      const Results three = run(c, Layout::nchw, dtype);
-      EXPECT_TRUE(same_bits(one.gx, three.gx));
-      EXPECT_TRUE(same_bits(one.gw, three.gw));
-    }
-  }
-  set_num_threads(threads);
-  limit_instruction_set(InstructionSet::avx512);
-  set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
 TEST(InPlace, AllKindsOfRowsAndLanes) {
@@ -119,19 +92,6 @@ TEST(InPlace, WeightsOfNoImagesHaveNoGradient) {
   EXPECT_EQ(gw.to_vector<double>(), std::vector<double>(8 * 6 * 9, 0.0));
   const Variable w = Tensor::zeros({8, 6, 3, 3});
   EXPECT_EQ(conv2d(gy, w, {}, {.stride = 2}).shape(), x.shape());
-}
-
-// Many channels, so that bands would have few rows.
-TEST(RollingPlanes, RowsOfAllWindows) {
-  for (const LayerCase& c :
-       {LayerCase{"two rows of phases", {1, 9, 9, 130}, {9, 90, 3, 4}, {.stride = 2, .padding = 1}},
-        LayerCase{"three rows of one phase",
-                  {2, 16, 11, 100},
-                  {16, 60, 3, 5},
-                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}},
-        LayerCase{
-            "padded beyond the image", {1, 5, 6, 90}, {5, 100, 6, 3}, {.stride = {1, 2}, .padding = {5, 1}}}})
-    expect_reference(c, ConvAlgorithm::planes);
 }
 
 }  // namespace

@@ -48,8 +48,12 @@ class Correlate {
                      w_.to_step <= kernels_.max_stream_step),
         is_far_(!past_caches_ && to.bytes() >= kAskedBytes),
         is_dense_(DenseBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
+        has_pairs_(past_caches_ && !is_dense_ &&
+                   w_.to * static_cast<std::int64_t>(sizeof(T)) <= micro::kStretchBytes &&
+                   PairBand::is_worth_it(h_, w_, map_.from_channels, map_.to_channels)),
         band_(h_, w_, band_rows(), kernels_.lanes),
         dense_(band_),
+        pairs_(band_),
         newest_(newest_rows(h_)),
         one_(newest_, w_, 1, kernels_.lanes),
         kept_(rows_of_window(h_)),
@@ -66,19 +70,26 @@ class Correlate {
   void run() {
     if (is_rolling_) return roll();
     parallel_for(map_.n * map_.groups * bands_, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> planes(band_.template elements<T>(map_.from_channels));
-      std::fill_n(planes.data(), band_.template elements<T>(map_.from_channels), T(0));
+      const std::int64_t elements = has_pairs_ ? pairs_.template elements<T>(map_.from_channels)
+                                               : band_.template elements<T>(map_.from_channels);
+      const Scratch<T> planes(elements);
+      std::fill_n(planes.data(), elements, T(0));
       const Scratch<T> dense(is_dense_ ? map_.from_channels * dense_.channel + kernels_.plane_slack : 0);
       const Scratch<T> results(past_caches_ ? 0 : kernels_.plane_rows * result_channel());
-      const Scratch<T> carry(past_caches_ ? kernels_.plane_rows * kernels_.lanes : 0);
-      micro::Fills fills;
+      const Scratch<T> waiting(past_caches_ ? kernels_.queue_elements : 0);
+      micro::RowQueue<T> queue;
+      queue.memory = waiting.data();
       Dealer& dealer = Dealer::of_this_thread();
       LineList next_lines;
       std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
       for (std::int64_t i = begin; i < end; ++i) {
         const Item item = item_at(i), next = item_at(std::min(i + 1, end - 1));
-        band_.load(from_, item.n, item.group * map_.from_channels, map_.from_channels, item.row,
-                   planes.data());
+        const std::int64_t first_from = item.group * map_.from_channels;
+        if (has_pairs_) {
+          pairs_.load(from_, item.n, first_from, map_.from_channels, item.row, planes.data());
+        } else {
+          band_.load(from_, item.n, first_from, map_.from_channels, item.row, planes.data());
+        }
         if (is_dense_) dense_.load(planes.data(), map_.from_channels, dense.data());
         const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
         LineList& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
@@ -97,7 +108,7 @@ class Correlate {
           const std::int64_t plane = h_.to * w_.to;
           T* const to = to_.data<T>() + (item.n * to_.size(1) + channel) * plane;
           if (past_caches_) {
-            stream(channel, channels, row, rows, read, dealer, to, carry.data(), fills, phases);
+            stream(channel, channels, row, rows, read, dealer, to, queue, phases);
             continue;
           }
           if (is_dense_) {
@@ -116,6 +127,7 @@ class Correlate {
           }
         }
       }
+      if (past_caches_) kernels_.write_rows(queue);
     });
   }
 
@@ -203,14 +215,16 @@ class Correlate {
   std::int64_t band_rows() const {
     const auto fit = [&](std::int64_t rows) {
       const PlaneBand band(h_, w_, rows, kernels_.lanes);
-      const std::int64_t channel = band.channel + (is_dense_ ? DenseBand(band).channel : 0);
+      const std::int64_t channel =
+          has_pairs_ ? PairBand(band).channel : band.channel + (is_dense_ ? DenseBand(band).channel : 0);
       return map_.from_channels * channel * static_cast<std::int64_t>(sizeof(T)) <= kPlaneBytes;
     };
     std::int64_t rows = 1;
     while (rows < h_.count && fit(rows + 1)) ++rows;
     const std::int64_t bands =
         std::max((h_.count + rows - 1) / rows, std::min(h_.count, kItems / (map_.n * map_.groups)));
-    return (h_.count + bands - 1) / bands;
+    const std::int64_t even = (h_.count + bands - 1) / bands;
+    return has_pairs_ ? (even + 1) / 2 * 2 : even;
   }
 
   std::int64_t step_rows() const {
@@ -220,12 +234,14 @@ class Correlate {
   }
 
   /// For each phase the places of its taps in the planes, channel by channel, and in the same order the
-  /// weights of each panel: [group][panel][phase][channel, tap][t].
+  /// weights of each panel: [group][panel][phase][channel, tap][t]. In pairs of rows a phase has several
+  /// parts, and tap is one of a row.
   void pack(const Tensor& w) {
     std::vector<std::int64_t> places;  // of a weight, in [f][tap]
     MadeKey key{Maker::planes,
                 {static_cast<std::int64_t>(map_.direction), map_.groups, map_.from_channels, map_.to_channels,
                  map_.taps()}};
+    if (has_pairs_) return pack_pairs(w, std::move(key));
     for (const PlanePhase& h : h_.phases) {
       for (const PlanePhase& v : w_.phases) {
         begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
@@ -249,6 +265,28 @@ class Correlate {
     weights_ = made_of<T>(w, std::move(key), [&] { return panels_of(w.data<T>(), places); });
   }
 
+  void pack_pairs(const Tensor& w, MadeKey key) {
+    const std::vector<PlaneTap> rows = PairBand::taps(h_);
+    std::vector<std::int64_t> places;  // of the first row's weights, in [f][tap]
+    key.sizes.push_back(-2);
+    for (const PlaneTap& kh : rows) key.sizes.push_back(kh.tap);
+    for (const PlanePhase& h : h_.phases) {
+      for (const PlanePhase& v : w_.phases) {
+        begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+        key.sizes.push_back(-1);
+        for (const PlaneTap& kw : v.taps) key.sizes.push_back(kw.tap);
+        for (std::int64_t f = 0; !h.taps.empty() && f < map_.from_channels; ++f) {
+          for (const PlaneTap& kw : v.taps) {
+            offsets_.push_back(f * pairs_.channel + pairs_.offset(kw));
+            places.push_back(map_.weight_index(0, f, 0, kw.tap));
+          }
+        }
+      }
+    }
+    begins_.push_back(static_cast<std::int64_t>(offsets_.size()));
+    weights_ = made_of<T>(w, std::move(key), [&] { return panels_of_pairs(w.data<T>(), places, rows); });
+  }
+
   /// Those of each position, in the same order.
   void roll_offsets() {
     offsets_.clear();
@@ -263,18 +301,45 @@ class Correlate {
 
   Scratch<T> panels_of(const T* w, const std::vector<std::int64_t>& places) const {
     const auto depth = static_cast<std::int64_t>(places.size());
-    const Scratch<T> weights(map_.groups * map_.to_channels * depth);
     const std::int64_t step = map_.weight_index(0, 0, 1, 0);
+    return panels_of(depth, [&](std::int64_t group, std::int64_t first, std::int64_t rows, T* out) {
+      const T* in = w + map_.weight_index(group, 0, first, 0);
+      for (std::int64_t place : places) {
+        for (std::int64_t t = 0; t < rows; ++t) *out++ = in[place + t * step];
+      }
+    });
+  }
+  Scratch<T> panels_of_pairs(const T* w, const std::vector<std::int64_t>& places,
+                             const std::vector<PlaneTap>& taps) const {
+    const auto depth = static_cast<std::int64_t>(places.size());
+    const std::int64_t step = map_.weight_index(0, 0, 1, 0);
+    const auto row = [&](std::size_t k) { return map_.weight_index(0, 0, 0, taps[k].tap * kernel_w_); };
+    const std::int64_t row0 = row(0), row1 = row(1), row2 = row(2);
+    return panels_of(
+        PairBand::kParts * depth, [&](std::int64_t group, std::int64_t first, std::int64_t rows, T* out) {
+          for (std::size_t phase = 0; phase + 1 < begins_.size(); ++phase) {
+            for (std::int64_t part = 0; part < PairBand::kParts; ++part) {
+              for (std::int64_t k = begins_[phase]; k < begins_[phase + 1]; ++k) {
+                const T* in = w + map_.weight_index(group, 0, first, 0) + places[static_cast<std::size_t>(k)];
+                for (std::int64_t t = 0; t < rows; ++t, in += step) {
+                  *out++ = PairBand::weight(part, in[row0], in[row1], in[row2]);
+                }
+              }
+            }
+          }
+        });
+  }
+  /// `depth` weights for each channel of results: fill(group, its first channel, channels, to) makes those
+  /// of a panel.
+  template <class F>
+  Scratch<T> panels_of(std::int64_t depth, const F& fill) const {
+    const Scratch<T> weights(map_.groups * map_.to_channels * depth);
     parallel_for(map_.groups * panels_, 1 + (1 << 14) / (1 + depth * kernels_.plane_rows),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i) {
                      const std::int64_t group = i / panels_, first = first_channel(i % panels_);
-                     const std::int64_t rows = first_channel(i % panels_ + 1) - first;
-                     const T* in = w + map_.weight_index(group, 0, first, 0);
-                     T* out = weights.data() + (group * map_.to_channels + first) * depth;
-                     for (std::int64_t place : places) {
-                       for (std::int64_t t = 0; t < rows; ++t) *out++ = in[place + t * step];
-                     }
+                     fill(group, first, first_channel(i % panels_ + 1) - first,
+                          weights.data() + (group * map_.to_channels + first) * depth);
                    }
                  });
     return weights;
@@ -322,30 +387,33 @@ class Correlate {
 
   /// Results for rows `row` to row + rows - 1 of each phase, past the caches.
   void stream(std::int64_t channel, std::int64_t channels, std::int64_t row, std::int64_t rows,
-              const T* planes, Dealer& dealer, T* to, T* carry, micro::Fills& fills,
+              const T* planes, Dealer& dealer, T* to, micro::RowQueue<T>& queue,
               std::vector<micro::Correlation<T>>& phases) const {
-    const std::int64_t depth = begins_.back(), first = row * h_.to_step,
-                       end = std::min(h_.to, (row + rows) * h_.to_step);
+    const std::int64_t parts = has_pairs_ ? PairBand::kParts : 1, depth = parts * begins_.back(),
+                       first = row * h_.to_step, end = std::min(h_.to, (row + rows) * h_.to_step);
     const std::int64_t at_once = is_dense_ ? end - first : 1;  // its rows of planes follow each other
     const double work =
         is_dense_ ? 1 : 1 / static_cast<double>(rows);  // of a row of a phase in that of a part
     for (std::int64_t at = first; at < end; at += at_once) {
-      const std::int64_t r = at % h_.to_step;
+      const std::int64_t r = at % h_.to_step, m = (at - first) / h_.to_step;
+      const bool is_second = has_pairs_ && m % 2 == 1;
       std::int64_t taps = 0;
       for (std::int64_t v = 0; v < w_.to_step; ++v) {
         const auto phase = static_cast<std::size_t>(r * w_.to_step + v);
         const std::int64_t begin = begins_[phase], count = begins_[phase + 1] - begin;
         micro::Correlation<T>& of_phase = phases[static_cast<std::size_t>(v)];
-        of_phase.a = weights_.data() + channel * depth + begin * channels;
-        of_phase.b = planes + (at - first) / h_.to_step * pitch_;
+        of_phase.a = weights_.data() + channel * depth + parts * begin * channels;
+        of_phase.b = planes + (has_pairs_ ? m / 2 * PairBand::kParts : m) * pitch_;
         of_phase.offsets = offsets_.data() + begin;
         of_phase.depth = count;
+        of_phase.pitch = pitch_;
         taps += count;
       }
-      kernels_.stream_row({taps == 0 ? nullptr : phases.data(), w_.to_step,
-                           bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
-                           h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, carry, at == first,
-                           at + at_once == end, dealer.deal(static_cast<double>(taps) * work), &fills});
+      kernels_.stream_row(
+          queue, {taps == 0 ? nullptr : phases.data(), w_.to_step,
+                  bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
+                  h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, at == first,
+                  at + at_once == end, dealer.deal(static_cast<double>(taps) * work), has_pairs_, is_second});
     }
   }
 
@@ -385,8 +453,10 @@ class Correlate {
   const std::int64_t panels_;        // of result channels of a group
   const bool past_caches_, is_far_;  // results: stored past the caches, or asked for before
   const bool is_dense_;
+  const bool has_pairs_;  // rows of results are computed in pairs
   const PlaneBand band_;
   const DenseBand dense_;
+  const PairBand pairs_;
   const PlaneAxis newest_;
   const PlaneBand one_;      // of the newest rows
   const std::int64_t kept_;  // rows of a plane that a row of results reads

@@ -165,6 +165,46 @@ void DenseBand::load(const T* planes, std::int64_t channels, T* to) const {
   }
 }
 
+PairBand::PairBand(const PlaneBand& b) : band(b), pairs(b.rows / 2), channel(pairs * kParts * b.pitch) {}
+
+std::vector<PlaneTap> PairBand::taps(const PlaneAxis& h) {
+  std::vector<PlaneTap> all;
+  for (const PlanePhase& phase : h.phases) all.insert(all.end(), phase.taps.begin(), phase.taps.end());
+  std::sort(all.begin(), all.end(), [](const PlaneTap& a, const PlaneTap& b) { return a.shift < b.shift; });
+  return all;
+}
+
+bool PairBand::is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels,
+                           std::int64_t others) {
+  constexpr std::int64_t kLeastDepth = 8, kLeastUses = 16;
+  const std::vector<PlaneTap> all = taps(h);
+  std::int64_t phases = 0, columns = 0;
+  for (const PlanePhase& phase : h.phases) phases += phase.taps.empty() ? 0 : 1;
+  for (const PlanePhase& phase : w.phases) columns += static_cast<std::int64_t>(phase.taps.size());
+  return h.from_step == 1 && w.from_step == 1 && phases == 1 && all.size() == 3 &&
+         all[1].shift == all[0].shift + 1 && all[2].shift == all[1].shift + 1 &&
+         channels * columns >= kLeastDepth * w.to_step && others * columns >= kLeastUses;
+}
+
+template <class T>
+void PairBand::load(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels,
+                    std::int64_t row, T* to) const {
+  const PlaneAxis &h = band.h, &w = band.w;
+  const std::vector<T> outside(static_cast<std::size_t>(w.from));
+  to += band.lead;
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const T* image = from.data<T>() + (n * from.size(1) + first + c) * h.from * w.from;
+    for (std::int64_t pair = 0; pair < pairs; ++pair, to += kParts * band.pitch) {
+      const T* rows[4];
+      for (std::int64_t k = 0; k < 4; ++k) {
+        const std::int64_t at = row + 2 * pair + h.planes[0].first + k;
+        rows[k] = at >= 0 && at < h.from ? image + at * w.from : outside.data();
+      }
+      micro::kernels<T>().pair_rows(rows, to, w.from, band.pitch);
+    }
+  }
+}
+
 template void PlaneBand::load<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                      float*) const;
 template void PlaneBand::load<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
@@ -172,6 +212,11 @@ template void PlaneBand::load<double>(const Tensor&, std::int64_t, std::int64_t,
 
 template void DenseBand::load<float>(const float*, std::int64_t, float*) const;
 template void DenseBand::load<double>(const double*, std::int64_t, double*) const;
+
+template void PairBand::load<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                    float*) const;
+template void PairBand::load<double>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                     double*) const;
 
 template void PlaneBand::lines<float>(const Tensor&, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                       LineList&) const;

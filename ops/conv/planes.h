@@ -127,4 +127,46 @@ struct DenseBand {
   void load(const T* planes, std::int64_t channels, T* to) const;
 };
 
+/// How a band is copied for minimal filtering F(2,3) along h: where three taps read neighbouring rows d, two
+/// rows of results are
+///   to[0] = (d0 - d2)*w0 + a + b
+///   to[1] = a - b - (d1 - d3)*w2        a = (d1 + d2)*(w0 + w1 + w2)/2, b = (d2 - d1)*(w0 - w1 + w2)/2
+/// four products instead of six. Of each pair of rows there is what is multiplied in a, in b, for the first
+/// and for the second row alone: [channel][pair][part][pitch].
+///
+/// Winograd, "Arithmetic Complexity of Computations" (1980); Lavin and Gray, "Fast Algorithms for
+/// Convolutional Neural Networks" (2015).
+struct PairBand {
+  static constexpr std::int64_t kParts = 4;
+
+  /// For `band`, of an even number of rows.
+  explicit PairBand(const PlaneBand& band);
+
+  /// Whether rows of results have taps like that, in one phase only, and enough of them for so many channels
+  /// that meet `others`.
+  static bool is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels, std::int64_t others);
+  /// The taps of rows of results, by the rows that they read.
+  static std::vector<PlaneTap> taps(const PlaneAxis& h);
+  /// What their weights become in a part.
+  template <class T>
+  static T weight(std::int64_t part, T w0, T w1, T w2) {
+    return part == 0 ? (w0 + w1 + w2) / 2 : part == 1 ? (w0 - w1 + w2) / 2 : part == 2 ? w0 : -w2;
+  }
+
+  const PlaneBand& band;
+  std::int64_t pairs;
+  std::int64_t channel;  // elements
+
+  /// Where tap kw of the first part of the first pair begins.
+  std::int64_t offset(const PlaneTap& kw) const { return band.lead + kw.shift; }
+  template <class T>
+  std::int64_t elements(std::int64_t channels) const {
+    return band.lead + channels * channel + band.pitch + micro::kernels<T>().plane_slack;
+  }
+  /// As PlaneBand::load().
+  template <class T>
+  void load(const Tensor& from, std::int64_t n, std::int64_t first, std::int64_t channels, std::int64_t row,
+            T* to) const;
+};
+
 }  // namespace tapedeck::cpu

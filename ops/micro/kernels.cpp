@@ -40,6 +40,11 @@ constexpr Kernels<T> kKernels = {
     .plane_rows = kPlaneRows,
     .plane_slack = kLanes<T>* kPlaneVectors<1>,
     .max_stream_step = kMaxStreamStep,
+#if defined(TAPEDECK_SMALL)
+    .queue_elements = 0,
+#else
+    .queue_elements = kQueueElements<T>,
+#endif
     .rows = rows<T>,
     .dots = dots<T>,
     .products = products<T>,
@@ -56,6 +61,11 @@ constexpr Kernels<T> kKernels = {
 #endif
     .transpose = transpose<T>,
     .correlate = correlate<T>,
+#if defined(TAPEDECK_SMALL)
+    .pair_rows = nullptr,
+#else
+    .pair_rows = pair_rows<T>,
+#endif
     .pixel_sums = pixel_sums<T>,
     .split = split<T>,
     .join = join<T>,
@@ -74,8 +84,10 @@ constexpr Kernels<T> kKernels = {
 #endif
 #if defined(TAPEDECK_SMALL)
     .stream_row = nullptr,
+    .write_rows = nullptr,
 #else
     .stream_row = stream_row<T>,
+    .write_rows = write_rows<T>,
 #endif
 };
 

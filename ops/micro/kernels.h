@@ -29,23 +29,6 @@ struct Lines {
 struct Ahead {
   const Lines* lines = nullptr;
   std::int64_t skipped = 0, count = 0;
-  struct Fills* fills = nullptr;  // of which so many vectors are stored, as evenly; stream.inl
-  std::int64_t fill_count = 0;
-};
-
-/// Stretches of memory that are still to be filled with one value each, past the caches. A kernel that has
-/// other work does it in between: memory takes a line in the time of some dozens of multiplications, and who
-/// has nothing but stores waits for each.
-struct Fills {
-  static constexpr int kMost = 64;
-  struct Fill {
-    char* to;
-    std::int64_t vectors;        // of the instruction set, to where they are aligned
-    alignas(64) char value[64];  // the first bytes of it, as many as a vector has
-  };
-  Fill fills[kMost];
-  int begin = 0, end = 0;    // those that are left
-  std::int64_t vectors = 0;  // of all of them
 };
 
 /// A stretch of a contraction: elements a, a+1, ... of a row of A meet rows b/width, b/width + 1, ... of a
@@ -147,25 +130,52 @@ struct Correlation {
 /// A row of results of `rows` channels, past the caches: element i*step + r of C[m] is pixel i < count of
 /// phase r, or start[m] where phases[r] has depth 0, or all of the row where `phases` is null; then
 /// rectified. Of the phases only a, b, offsets and depth count. The rows of a channel follow each other in
-/// memory, `first` to `last`; in between `carry`, a vector for each channel, has what waits for the row that
-/// follows. Whole vectors of b are read, as for a Correlation.
+/// memory, `first` to `last`. Whole vectors of b are read, as for a Correlation.
+///
+/// in_pairs: phases are those of two rows by minimal filtering (conv/planes.h, PairBand), four parts of
+/// `depth` rows of a each and rows of b `pitch` apart. Both rows are computed with the first one; the second
+/// one, `is_second`, follows before others are computed. Such rows have at most kStretchBytes.
 template <class T>
 struct StreamedRow {
   const Correlation<T>* phases;
   std::int64_t step;  // at most max_stream_step
-  const T* start;     // or null for zeros
+  const T* start;     // or null for zeros; until the row is written
   T negative_slope;
   T* to;
   std::int64_t to_step;  // between channels
   std::int64_t rows;     // at most plane_rows
   std::int64_t count;
   std::int64_t width;  // elements of the row, at least a vector
-  T* carry;
   bool first, last;
   Ahead ahead = {};
-  /// What rows without taps leave to those with taps; none is left after the last row. Null: each row is
-  /// written at once.
-  Fills* fills = nullptr;
+  bool in_pairs = false, is_second = false;
+};
+
+/// Bytes of a channel of a row of results that are computed before they are written.
+constexpr std::int64_t kStretchBytes = 8 << 10;
+
+/// What a thread's streamed rows have between calls: stretches that are computed, or have no taps, and wait
+/// to be written.
+template <class T>
+struct RowQueue {
+  static constexpr int kMost = 32;
+  /// From pixel `begin` on.
+  struct Stretch {
+    StreamedRow<T> row;
+    const T* results;  // [phase][row][vector]; null: all of the row is `start`
+    unsigned taken;    // a bit for each phase that has results
+    std::int64_t begin, vectors;
+    T* carry;  // a vector for each channel: what waits for the row that follows
+  };
+  /// The i-th that waits.
+  Stretch& at(int i) { return stretches[(begin + i) % kMost]; }
+
+  T* memory = nullptr;  // of queue_elements
+  Stretch stretches[kMost];
+  int begin = 0, count = 0;
+  std::int64_t channels = 0;  // of the first stretch that are written
+  int turn = 0, side = 0;     // of memory for results and for carries
+  T* second = nullptr;        // results of the second row of a pair
 };
 
 /// C[m,j] += the sum over i < images and the pixels p, as of a Correlation, of a[i*a_image + m*a_step + p] *
@@ -262,6 +272,7 @@ struct Kernels {
   std::int64_t plane_rows;       // of a Correlation
   std::int64_t plane_slack;      // elements
   std::int64_t max_stream_step;  // of stream_row; 0 without
+  std::int64_t queue_elements;   // of a RowQueue
   void (*rows)(const Rows<T>&);
   void (*dots)(const Rows<T>&);
   void (*products)(const Rows<T>&);
@@ -276,6 +287,9 @@ struct Kernels {
   void (*unfold)(T* places, std::int64_t count, std::int64_t columns, std::int64_t channels);
   void (*transpose)(const Transpose<T>&);
   void (*correlate)(const Correlation<T>&);
+  /// Null in builds for size. Of four rows of `count` elements those that a pair of rows of results needs
+  /// (conv/planes.h, PairBand), `pitch` apart.
+  void (*pair_rows)(const T* const* rows, T* to, std::int64_t count, std::int64_t pitch);
   void (*pixel_sums)(const PixelSums<T>&);
   void (*split)(const Strided<T>&);
   void (*join)(const Strided<T>&);
@@ -290,8 +304,10 @@ struct Kernels {
   /// and those of spread_pairs, after an atomic read-modify-write, as the end of a parallel_for of threads is
   /// one.
   void (*stream)(float* to, const float* from, std::int64_t count);
-  /// Null in builds for size.
-  void (*stream_row)(const StreamedRow<T>&);
+  /// Null in builds for size. Rows wait in the queue, and are written while others are computed; then
+  /// write_rows writes those that are left, which other threads see as they do those of `stream`.
+  void (*stream_row)(RowQueue<T>&, const StreamedRow<T>&);
+  void (*write_rows)(RowQueue<T>&);
 };
 
 /// The kernels for the instruction set of core/simd.h; T is float or double.

@@ -8,16 +8,11 @@ constexpr int kPlaneVectors = (TAPEDECK_MICRO_REGISTERS - 1) / (M + 1) < 8
                                   : 8;
 constexpr int kPlaneRows = TAPEDECK_MICRO_REGISTERS == 32 ? 8 : 4;
 
-/// `first`: the pixel that the tile begins at, and `count` what is left of its run there.
+/// Adds the products of all taps to a tile of pixels from b on; `a` moves on.
 template <class T, int M, int V>
-void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t count, Asking& asking) {
+[[gnu::always_inline]] inline void add_taps(const Correlation<T>& t, const T*& a, const T* b,
+                                            Vector<T> (&sums)[M][V], Asking& asking) {
   constexpr int L = kLanes<T>;
-  Vector<T> sums[M][V];
-  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-    const Vector<T> start = t.start != nullptr ? broadcast(t.start[m]) : Vector<T>{};
-    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = start;
-  }
-  const T *a = t.a, *b = t.b + first;
   for (const std::int64_t *offset = t.offsets, *end = offset + t.depth; offset != end;) {
     asking.spell();
     for (const std::int64_t* stop = end - offset < kSpell ? end : offset + kSpell; offset != stop;
@@ -31,6 +26,19 @@ void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t co
       }
     }
   }
+}
+
+/// `first`: the pixel that the tile begins at, and `count` what is left of its run there.
+template <class T, int M, int V>
+void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t count, Asking& asking) {
+  constexpr int L = kLanes<T>;
+  Vector<T> sums[M][V];
+  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+    const Vector<T> start = t.start != nullptr ? broadcast(t.start[m]) : Vector<T>{};
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = start;
+  }
+  const T* a = t.a;
+  add_taps(t, a, t.b + first, sums, asking);
   const std::int64_t last = count - (V - 1) * L;  // elements of the last vector
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
     T* c = t.c + m * t.c_step + first;
@@ -52,6 +60,54 @@ void correlate(const Correlation<T>& t) {
     }
   });
 }
+
+#if !defined(TAPEDECK_SMALL)
+template <class T>
+void pair_rows(const T* const* rows, T* to, std::int64_t count, std::int64_t pitch) {
+  constexpr int L = kLanes<T>;
+  const auto make = [&](std::int64_t i, std::int64_t n) {
+    Vector<T> x[4];
+    TAPEDECK_UNROLL for (int k = 0; k < 4; ++k) x[k] = load(rows[k] + i, n);
+    const Vector<T> parts[4] = {x[1] + x[2], x[2] - x[1], x[0] - x[2], x[1] - x[3]};
+    TAPEDECK_UNROLL for (int k = 0; k < 4; ++k) store(to + k * pitch + i, parts[k], n);
+  };
+  std::int64_t i = 0;
+  for (; i + L <= count; i += L) make(i, L);
+  if (i < count) make(i, count - i);
+}
+
+/// Tiles of two rows of results: of the first one in t.c, of the second one in `second`. Both begin with the
+/// products of the first two parts.
+template <class T, int M, int V>
+[[gnu::noinline]] void pair_tile(const Correlation<T>& t, T* second, std::int64_t first, Asking& asking) {
+  constexpr int L = kLanes<T>;
+  Vector<T> sums[M][V] = {}, others[M][V];
+  TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+    const Vector<T> start = t.start != nullptr ? broadcast(t.start[m]) : Vector<T>{};
+    TAPEDECK_UNROLL for (int v = 0; v < V; ++v) others[m][v] = start;
+  }
+  const T* a = t.a;
+  for (int part = 0; part < 4; ++part) {
+    add_taps(t, a, t.b + part * t.pitch + first, sums, asking);
+    T* const to = (part == 3 ? second : t.c) + first;
+    TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
+      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
+        const Vector<T> x = sums[m][v];
+        if (part == 0) {
+          others[m][v] += x;
+          sums[m][v] = Vector<T>{};
+        } else if (part == 1) {
+          sums[m][v] = others[m][v] + x;
+          others[m][v] -= x;
+        } else {
+          store(to + m * t.c_step + v * L, x);
+          sums[m][v] = others[m][v];
+        }
+      }
+    }
+  }
+}
+#endif
 
 /// Rows and columns of a tile of sums along pixels: M x J accumulators beside M vectors and one more.
 #if defined(TAPEDECK_SMALL) && !defined(__AVX2__)  // a build for size: few CPUs run this

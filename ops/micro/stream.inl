@@ -1,11 +1,13 @@
-// Rows of results that go past the caches: phases are computed for a stretch of pixels, joined in registers
-// and stored at once. The line of memory that a row ends in waits for what follows, in registers and between
-// rows in `carry`, so that only whole aligned vectors are stored, one after the other. The lines of a stretch
-// drain while the next is computed; where whole rows were computed, joined and copied in turn, each waited.
-// Tried: joined lines kept in the cache and stored a few at a time between the steps of the next stretch's
-// loops. One thread of a Xeon with AVX-512 took 1.0 to 1.25 times as long for it, with stretches of 1 to 4 KB
-// (kb81 1.15 at least, kb75 1.03): the loops became slower by more than the rest became faster. So did one and two
-// of Zen 5 (kb81 1.41 and 1.13, kb75 1.17 and 1.14). Rows without taps are constants, and can be left to loops.
+// Rows of results that go past the caches: phases are computed for a stretch of pixels, and what is computed
+// waits in a queue. Between the tiles of the next stretch it is joined in registers, a channel at a time, and
+// stored: memory takes a line in the time of some dozens of multiplications, and who has nothing but stores
+// waits for each. The line of memory that a row ends in waits for what follows, in registers and between rows
+// in `carry`, so that only whole aligned vectors are stored, one after the other.
+//
+// On two cores of Zen 5, as parts of the time that storing each stretch at once took, with rows without taps
+// stored between the steps of loops: 0.92 and 0.96 (kb81, one and two threads), 0.95 and 0.97 (kb75). Tried:
+// joined lines stored a few at a time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14): the
+// loops became slower by more than the rest became faster.
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
@@ -64,8 +66,8 @@ template <class T>
 class RowStream {
  public:
   /// From element `at` of row m on.
-  RowStream(const StreamedRow<T>& t, std::int64_t m, std::int64_t at)
-      : carry_(t.carry + m * kLanes<T>),
+  RowStream(const StreamedRow<T>& t, T* carry, std::int64_t m, std::int64_t at)
+      : carry_(carry + m * kLanes<T>),
         before_(load(carry_)),
         behind_(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.to + m * t.to_step) %
                                           TAPEDECK_MICRO_BYTES / sizeof(T))),
@@ -95,17 +97,6 @@ class RowStream {
     before_ = Window<T>(kLanes<T> - left_)(before_, v);
     left_ = 0;
   }
-  /// Vectors that put() would store after the last one, all like that, are left to others.
-  void leave(std::int64_t vectors, Fills& fills) {
-    if (fills.begin == fills.end) fills.begin = fills.end = 0;
-    if (fills.end == Fills::kMost) return;
-    Fills::Fill& fill = fills.fills[fills.end++];
-    fill.to = reinterpret_cast<char*>(line_);
-    fill.vectors = vectors;
-    store(reinterpret_cast<T*>(fill.value), before_);
-    fills.vectors += vectors;
-    line_ += vectors * kLanes<T>, left_ -= vectors * kLanes<T>;
-  }
   std::int64_t left() const { return left_; }
 
  private:
@@ -118,23 +109,24 @@ class RowStream {
   bool is_first_;
 };
 
-/// What waits for the row that follows, of which there is none; then other threads may be told.
+/// Stores what waits for the row that follows, of which there is none.
 template <class T>
-inline void end_rows(const StreamedRow<T>& t) {
-  for (std::int64_t m = 0; m < t.rows; ++m) {
-    T* const end = t.to + m * t.to_step + t.width;
-    const auto waiting =
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(end) % TAPEDECK_MICRO_BYTES / sizeof(T));
-    const T* const carry = t.carry + (m + 1) * kLanes<T> - waiting;
-    for (std::int64_t i = 0; i < waiting; ++i) end[i - waiting] = carry[i];
-  }
+inline void end_rows(const StreamedRow<T>& t, const T* carry, std::int64_t m) {
+  T* const end = t.to + m * t.to_step + t.width;
+  const auto waiting =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(end) % TAPEDECK_MICRO_BYTES / sizeof(T));
+  const T* const last = carry + (m + 1) * kLanes<T> - waiting;
+  for (std::int64_t i = 0; i < waiting; ++i) end[i - waiting] = last[i];
+}
+/// Before other threads are told.
+inline void end_streams() {
   _mm_sfence();
 }
 #else
 template <class T>
 class RowStream {
  public:
-  RowStream(const StreamedRow<T>& t, std::int64_t m, std::int64_t at)
+  RowStream(const StreamedRow<T>& t, T*, std::int64_t m, std::int64_t at)
       : to_(t.to + m * t.to_step + at), left_(t.width - at) {}
   void put(Vector<T> v) {
     store(to_, v);
@@ -145,7 +137,6 @@ class RowStream {
     if (left_ > 0) store(to_, v, left_);
     left_ = 0;
   }
-  void leave(std::int64_t, Fills&) {}
   std::int64_t left() const { return left_; }
 
  private:
@@ -153,106 +144,198 @@ class RowStream {
   std::int64_t left_;
 };
 template <class T>
-inline void end_rows(const StreamedRow<T>&) {}
+inline void end_rows(const StreamedRow<T>&, const T*, std::int64_t) {}
+inline void end_streams() {}
 #endif
 
-/// Joins what was computed of `vectors` vectors of pixels from `first` on: [phase][row][vector].
+/// Joins what was computed of a channel of a stretch.
 template <class T, int S, bool gaps>
-void stream_stretch(const StreamedRow<T>& t, const T* results, std::int64_t first, std::int64_t vectors) {
+void write_channel(const typename RowQueue<T>::Stretch& stretch, std::int64_t m) {
   constexpr int L = kLanes<T>;
+  const StreamedRow<T>& t = stretch.row;
+  const std::int64_t vectors = stretch.vectors, phase = t.rows * vectors * L;
   // Vectors of pixels all of whose results are in the row.
-  std::int64_t whole = (t.width / S - first) / L;
-  whole = whole < vectors ? whole : vectors;
-  for (std::int64_t m = 0; m < t.rows; ++m) {
-    RowStream<T> stream(t, m, first * S);
-    const Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
-    const T* from = results + m * vectors * L;
-    for (std::int64_t i = 0; i < vectors; ++i, from += L) {
-      Vector<T> joined[S];
-      if constexpr (gaps) {
-        TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = start;
-        for_each_constant<S>([&]<int r>() {
-          if (t.phases[r].depth == 0) return;
-          const Vector<T> x = load(from + r * t.rows * vectors * L);
-          for_each_constant<S>([&]<int v>() { joined[v] = permute<MergePhase<L, S, v, r>>(joined[v], x); });
-        });
-      } else {
-        Vector<T> x[S];
-        TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = load(from + r * t.rows * vectors * L);
-        for_each_constant<S>([&]<int v>() { joined[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
-      }
-      if (t.negative_slope != 1) {
-        TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = rectified(joined[v], t.negative_slope);
-      }
-      if (i < whole) {
-        TAPEDECK_UNROLL for (int v = 0; v < S; ++v) stream.put(joined[v]);
-      } else {
-        TAPEDECK_UNROLL for (int v = 0; v < S; ++v) stream.put_last(joined[v]);
-      }
+  const std::int64_t whole = (t.width / S - stretch.begin) / L;
+  RowStream<T> stream(t, stretch.carry, m, stretch.begin * S);
+  const Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
+  const T* from = stretch.results + m * vectors * L;
+  for (std::int64_t i = 0; i < vectors; ++i, from += L) {
+    Vector<T> joined[S];
+    if constexpr (gaps) {
+      TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = start;
+      for_each_constant<S>([&]<int r>() {
+        if ((stretch.taken >> r & 1) == 0) return;
+        const Vector<T> x = load(from + r * phase);
+        for_each_constant<S>([&]<int v>() { joined[v] = permute<MergePhase<L, S, v, r>>(joined[v], x); });
+      });
+    } else {
+      Vector<T> x[S];
+      TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = load(from + r * phase);
+      for_each_constant<S>([&]<int v>() { joined[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
+    }
+    if (t.negative_slope != 1) {
+      TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = rectified(joined[v], t.negative_slope);
+    }
+    if (i < whole) {
+      TAPEDECK_UNROLL for (int v = 0; v < S; ++v) stream.put(joined[v]);
+    } else {
+      TAPEDECK_UNROLL for (int v = 0; v < S; ++v) stream.put_last(joined[v]);
     }
   }
 }
 
-/// Bytes of a channel that are computed before they are stored: longer stretches of memory are written
-/// faster.
-constexpr std::int64_t kStretchBytes = 4 << 10;
+/// A channel of a row without taps.
+template <class T>
+void write_start(const typename RowQueue<T>::Stretch& stretch, std::int64_t m) {
+  const StreamedRow<T>& t = stretch.row;
+  RowStream<T> stream(t, stretch.carry, m, 0);
+  Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
+  if (t.negative_slope != 1) start = rectified(start, t.negative_slope);
+  while (stream.left() >= kLanes<T>) stream.put(start);
+  stream.put_last(start);
+}
+
+/// Memory of a queue: results of two rows that are computed and of two that wait, and a vector for each
+/// channel of a panel and of the one before.
+template <class T>
+constexpr std::int64_t kResultElements = kPlaneRows * (kStretchBytes / sizeof(T) + kMaxStep * kLanes<T>);
+template <class T>
+constexpr std::int64_t kQueueElements = 4 * kResultElements<T> + 2 * kPlaneRows * kLanes<T>;
+
+/// Writes the next channel that waits.
+template <class T>
+void write_next(RowQueue<T>& queue) {
+  const typename RowQueue<T>::Stretch& stretch = queue.at(0);
+  const StreamedRow<T>& t = stretch.row;
+  const std::int64_t m = queue.channels++;
+  if (stretch.results == nullptr) {
+    write_start<T>(stretch, m);
+  } else {
+    with_constant<kMaxStreamStep>(t.step, [&]<int S>() {
+      stretch.taken + 1 == 1U << S ? write_channel<T, S, false>(stretch, m)
+                                   : write_channel<T, S, true>(stretch, m);
+    });
+  }
+  const bool is_end = stretch.results == nullptr || (stretch.begin + stretch.vectors * kLanes<T>)*t.step >= t.width;
+  if (is_end && t.last) end_rows(t, stretch.carry, m);
+  if (queue.channels < t.rows) return;
+  queue.channels = 0;
+  queue.begin = (queue.begin + 1) % RowQueue<T>::kMost;
+  --queue.count;
+}
 
 template <class T>
-void stream_phases(const StreamedRow<T>& t) {
+void write_all(RowQueue<T>& queue) {
+  while (queue.count > 0) write_next(queue);
+}
+
+template <class T>
+void write_rows(RowQueue<T>& queue) {
+  write_all(queue);
+  end_streams();
+}
+
+template <class T>
+T* carry_of(const RowQueue<T>& queue) {
+  return queue.memory + 4 * kResultElements<T> + queue.side * (kPlaneRows * kLanes<T>);
+}
+/// A panel begins, while the one before may wait; the one before that does so only if it has no taps.
+template <class T>
+void turn_carry(RowQueue<T>& queue) {
+  queue.side ^= 1;
+  for (int i = 0; i < queue.count; ++i) {
+    if (queue.at(i).carry == carry_of(queue)) return write_all(queue);
+  }
+}
+
+template <class T>
+void append(RowQueue<T>& queue, const StreamedRow<T>& row, const T* results, unsigned taken, std::int64_t begin,
+            std::int64_t vectors) {
+  while (queue.count == RowQueue<T>::kMost) write_next(queue);
+  typename RowQueue<T>::Stretch& to = queue.at(queue.count++);
+  to.row = row;
+  to.results = results;
+  to.taken = taken;
+  to.begin = begin;
+  to.vectors = vectors;
+  to.carry = carry_of(queue);
+}
+
+/// Writes what waits between the tiles of others.
+template <class T>
+class Writing {
+ public:
+  Writing(RowQueue<T>& queue, std::int64_t tiles) : queue_(queue), tiles_(tiles) {
+    all_ = -queue.channels;
+    for (int i = 0; i < queue.count; ++i) all_ += queue.at(i).row.rows;
+  }
+  void after_tile() {
+    for (owed_ += all_; owed_ >= tiles_; owed_ -= tiles_) write_next(queue_);
+  }
+
+ private:
+  RowQueue<T>& queue_;
+  std::int64_t tiles_, all_ = 0, owed_ = 0;
+};
+
+/// Computes a stretch of phases, while what waits is written; then it waits.
+template <class T>
+void compute_stretch(RowQueue<T>& queue, const StreamedRow<T>& t, std::int64_t first, std::int64_t vectors,
+                     Ahead& ahead, std::int64_t asks) {
   constexpr int L = kLanes<T>;
-  std::int64_t filled = 0;  // phases
-  for (std::int64_t r = 0; r < t.step; ++r) filled += t.phases[r].depth > 0 ? 1 : 0;
-  void (*write)(const StreamedRow<T>&, const T*, std::int64_t, std::int64_t) = nullptr;
-  with_constant<kMaxStreamStep>(t.step, [&]<int S>() {
-    write = filled < S ? stream_stretch<T, S, true> : stream_stretch<T, S, false>;
-  });
-  const std::int64_t vectors = (t.count + L - 1) / L, most = kStretchBytes / TAPEDECK_MICRO_BYTES / t.step,
-                     stretches = (vectors + most - 1) / most, calls = stretches * filled,
-                     asks = t.ahead.count, fills = t.fills != nullptr ? t.fills->vectors : 0;
-  alignas(64) T results[kPlaneRows * kStretchBytes / sizeof(T)];
-  Ahead ahead = t.ahead;
-  std::int64_t call = 0;
-  for (std::int64_t i = 0; i < stretches; ++i) {
-    const std::int64_t first = vectors * i / stretches, count = vectors * (i + 1) / stretches - first;
+  unsigned taken = 0;
+  std::int64_t depth = 0;
+  for (std::int64_t r = 0; r < t.step; ++r) {
+    taken |= t.phases[r].depth > 0 ? 1U << r : 0;
+    depth += t.phases[r].depth;
+  }
+  queue.turn ^= 1;
+  T* const results = queue.memory + queue.turn * 2 * kResultElements<T>;
+  queue.second = results + kResultElements<T>;
+  with_constant<kPlaneRows>(t.rows, [&]<int M>() {
+    const std::int64_t tiles = (vectors + kPlaneVectors<M> - 1) / kPlaneVectors<M>;
+    Writing<T> writing(queue, tiles * __builtin_popcount(taken));
     for (std::int64_t r = 0; r < t.step; ++r) {
       Correlation<T> phase = t.phases[r];
       if (phase.depth == 0) continue;
-      const std::int64_t asked = asks * call / calls, filled_before = fills * call / calls;
       phase.start = t.start;
       phase.b += first * L;
-      phase.c = results + r * t.rows * count * L;
-      phase.c_step = phase.count = count * L;
-      phase.rows = t.rows;
+      phase.c = results + r * M * vectors * L;
+      phase.c_step = phase.count = vectors * L;
+      phase.rows = M;
       phase.runs = 1;
-      ++call;
-      phase.ahead = take_lines(ahead, asks * call / calls - asked);
-      phase.ahead.fills = t.fills;
-      phase.ahead.fill_count = fills * call / calls - filled_before;
-      correlate(phase);
+      T* const second = queue.second + r * M * vectors * L;
+      Asking asking(take_lines(ahead, (asks * phase.depth + depth - 1) / depth),
+                    tiles * spells(phase.depth) * (t.in_pairs ? 4 : 1));
+      for_each_tile<kPlaneVectors<M>>(vectors, [&]<int V>(std::int64_t at) {
+        if (t.in_pairs) {
+          pair_tile<T, M, V>(phase, second, at * L, asking);
+        } else {
+          correlate_tile<T, M, V>(phase, at * L, phase.count - at * L, asking);
+        }
+        writing.after_tile();
+      });
     }
-    write(t, results, first * L, count);
-  }
-}
-
-/// A row without taps.
-template <class T>
-void stream_start(const StreamedRow<T>& t) {
-  for (std::int64_t m = 0; m < t.rows; ++m) {
-    RowStream<T> stream(t, m, 0);
-    Vector<T> start = broadcast(t.start != nullptr ? t.start[m] : T(0));
-    if (t.negative_slope != 1) start = rectified(start, t.negative_slope);
-    stream.put(start);
-    if (t.fills != nullptr && stream.left() >= kLanes<T>) stream.leave(stream.left() / kLanes<T>, *t.fills);
-    while (stream.left() >= kLanes<T>) stream.put(start);
-    stream.put_last(start);
-  }
+  });
+  append(queue, t, results, taken, first * L, vectors);
 }
 
 template <class T>
-void stream_row(const StreamedRow<T>& t) {
-  t.phases != nullptr ? stream_phases(t) : stream_start(t);
-  if (!t.last) return;
-  if (t.fills != nullptr) fill(*t.fills, t.fills->vectors);
-  end_rows(t);
+void stream_row(RowQueue<T>& queue, const StreamedRow<T>& t) {
+  if (t.first) turn_carry(queue);
+  if (t.phases == nullptr) return append<T>(queue, t, nullptr, 0, 0, 0);
+  const std::int64_t vectors = (t.count + kLanes<T> - 1) / kLanes<T>;
+  if (t.is_second) {
+    unsigned taken = 0;
+    for (std::int64_t r = 0; r < t.step; ++r) taken |= t.phases[r].depth > 0 ? 1U << r : 0;
+    return append<T>(queue, t, queue.second, taken, 0, vectors);
+  }
+  const std::int64_t most = kStretchBytes / TAPEDECK_MICRO_BYTES / t.step,
+                     stretches = t.in_pairs ? 1 : (vectors + most - 1) / most;
+  Ahead ahead = t.ahead;
+  for (std::int64_t i = 0; i < stretches; ++i) {
+    const std::int64_t first = vectors * i / stretches, end = vectors * (i + 1) / stretches;
+    compute_stretch(queue, t, first, end - first, ahead, (t.ahead.count + stretches - 1) / stretches);
+  }
 }
 #endif

@@ -133,24 +133,6 @@ inline void store_past_caches(T* to, Vector<T> v) {
   __asm__("vmovntps %1, %0" : "=m"(*reinterpret_cast<Vector<T>*>(to)) : "x"(v));
 #endif
 }
-
-/// Fills so many vectors.
-inline void fill(Fills& fills, std::int64_t count) {
-  fills.vectors -= count;
-  while (count > 0) {
-    Fills::Fill& next = fills.fills[fills.begin];
-    const std::int64_t some = next.vectors < count ? next.vectors : count;
-    const Vector<float> value = *reinterpret_cast<const Vector<float>*>(next.value);
-    for (std::int64_t i = 0; i < some; ++i, next.to += TAPEDECK_MICRO_BYTES) {
-      store_past_caches(reinterpret_cast<float*>(next.to), value);
-    }
-    next.vectors -= some;
-    count -= some;
-    if (next.vectors == 0) ++fills.begin;
-  }
-}
-#else
-inline void fill(Fills&, std::int64_t) {}  // there are none
 #endif
 
 /// Takes the next `count` lines, or those that are left.
@@ -163,7 +145,7 @@ inline Ahead take_lines(Ahead& from, std::int64_t count) {
   return taken;
 }
 
-/// Asks for what an Ahead says, and fills, in so many equal spells; between them are kSpell steps of a loop.
+/// Asks for what an Ahead says, in so many equal spells; between them are kSpell steps of a loop.
 class Asking {
  public:
   Asking(const Ahead& ahead, std::int64_t spells)
@@ -171,25 +153,15 @@ class Asking {
         at_(ahead.count > 0 ? ahead.lines->first + ahead.skipped * kLine : nullptr),
         of_these_(ahead.count > 0 ? ahead.lines->count - ahead.skipped : 0),
         left_(spells == 0 ? 0 : ahead.count),
-        each_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells),
-        fills_(ahead.fills),
-        to_fill_(spells == 0 ? 0 : ahead.fill_count),
-        each_fill_(spells == 0 ? 0 : (ahead.fill_count + spells - 1) / spells) {}
-  void spell() {
+        each_(spells == 0 ? 0 : (ahead.count + spells - 1) / spells) {}
+  [[gnu::always_inline]] void spell() {
     if (left_ > 0) ask();
-#if !defined(TAPEDECK_SMALL)  // which has no fills
-    if (to_fill_ > 0) {
-      const std::int64_t some = to_fill_ < each_fill_ ? to_fill_ : each_fill_;
-      fill(*fills_, some);
-      to_fill_ -= some;
-    }
-#endif
   }
 
  private:
   static constexpr std::int64_t kLine = 64;
 
-  void ask() {
+  [[gnu::always_inline]] void ask() {
     std::int64_t some = left_ < each_ ? left_ : each_;
     left_ -= some;
     for (; some > 0; --some, --of_these_, at_ += kLine) {
@@ -204,8 +176,6 @@ class Asking {
   const Lines* lines_;
   const char* at_;
   std::int64_t of_these_, left_, each_;
-  Fills* fills_;
-  std::int64_t to_fill_, each_fill_;
 };
 constexpr std::int64_t kSpell = 8;
 inline std::int64_t spells(std::int64_t steps) {

@@ -1,0 +1,46 @@
+// Planes (ops/conv/correlate.cpp) in their special ways: rolling along rows, and rows of results past the
+// caches, one by one, in stretches and in pairs.
+#include <tapedeck/tapedeck.h>
+
+#include <gtest/gtest.h>
+
+#include "conv_reference.h"
+
+namespace tapedeck::test {
+namespace {
+
+// Many channels, so that bands would have few rows.
+TEST(RollingPlanes, RowsOfAllWindows) {
+  for (const LayerCase& c :
+       {LayerCase{"two rows of phases", {1, 9, 9, 130}, {9, 90, 3, 4}, {.stride = 2, .padding = 1}},
+        LayerCase{"three rows of one phase",
+                  {2, 16, 11, 100},
+                  {16, 60, 3, 5},
+                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}},
+        LayerCase{
+            "padded beyond the image", {1, 5, 6, 90}, {5, 100, 6, 3}, {.stride = {1, 2}, .padding = {5, 1}}}})
+    expect_reference(c, ConvAlgorithm::planes);
+}
+
+// All have more than 16 MB of results, in rows of at least 1 KB.
+TEST(StreamedRows, AllKindsOfRows) {
+  for (const LayerCase& c :
+       {LayerCase{"pairs, of every second row",
+                  {2, 32, 65, 128},
+                  {32, 16, 3, 5},
+                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4}},
+        LayerCase{"pairs, of all rows", {3, 8, 71, 1030}, {8, 20, 3, 3}, {.padding = 1}},
+        LayerCase{"pairs, from outside", {2, 16, 50, 620}, {16, 18, 3, 2}, {.stride = {1, 3}}},
+        LayerCase{"several stretches", {1, 4, 20, 4096}, {4, 32, 3, 4}, {.stride = {1, 2}}},
+        LayerCase{
+            "three rows of five", {1, 8, 40, 81}, {8, 64, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
+        LayerCase{"few rows have taps", {1, 4, 10, 300}, {4, 41, 1, 1}, {.stride = {40, 1}}},
+        LayerCase{"a row of taps in each panel",
+                  {12, 8, 1, 200},
+                  {8, 70, 1, 3},
+                  {.stride = {30, 5}, .output_padding = {29, 0}}}})
+    expect_reference(c, ConvAlgorithm::planes, {DType::float32});
+}
+
+}  // namespace
+}  // namespace tapedeck::test
