@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "conv_reference.h"
 
 namespace tapedeck::test {
@@ -40,6 +42,30 @@ TEST(StreamedRows, AllKindsOfRows) {
                   {8, 70, 1, 3},
                   {.stride = {30, 5}, .output_padding = {29, 0}}}})
     expect_reference(c, ConvAlgorithm::planes, {DType::float32});
+}
+
+TEST(StreamedRows, PairsErrNoMoreThanAPlainLoop) {  // but for chance
+  for (const LayerCase& c :
+       {LayerCase{"every second row",
+                  {2, 32, 65, 128},
+                  {32, 16, 3, 5},
+                  {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 4}},
+        LayerCase{"all rows", {1, 8, 130, 512}, {8, 80, 3, 3}, {.padding = 1}}}) {
+    manual_seed(3);
+    const Tensor x = randn(c.x), w = randn(c.w);
+    const auto run = [&](ConvAlgorithm algorithm, DType dtype) {
+      const ConvAlgorithmScope scope(algorithm);
+      return conv_transpose2d(x.to(dtype), w.to(dtype), {}, c.options).tensor().to_vector<double>();
+    };
+    const auto exact = run(ConvAlgorithm::reference, DType::float64);
+    const auto error = [&](ConvAlgorithm algorithm) {
+      const auto y = run(algorithm, DType::float32);
+      double sum = 0;
+      for (std::size_t i = 0; i < y.size(); ++i) sum += (y[i] - exact[i]) * (y[i] - exact[i]);
+      return std::sqrt(sum / static_cast<double>(y.size()));
+    };
+    EXPECT_LT(error(ConvAlgorithm::planes), 1.1 * error(ConvAlgorithm::reference)) << c.name;
+  }
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // What a path costs, to choose by: cycles of one core, roughly.
 //
-// The rates are fitted to times on AMD Zen 4 and an Ice Lake Xeon (bench/compare_cpu.py, with its cases and
-// random ones, under each value of TAPEDECK_CONV_ALGORITHM). Multiplications cost what they take in whole
-// vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose both tensors of
-// an nchw call, planes are copied as they lie.
+// The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon (bench/compare_cpu.py, with its
+// cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen 5 what is taken took 2, 5 and
+// 4% longer than the fastest path (forward, input and weight gradient). Multiplications cost what they take
+// in whole vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose both
+// tensors of an nchw call, planes are copied as they lie.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +19,22 @@
 namespace tapedeck::cpu {
 
 // Cycles of an element.
-constexpr double kTransposed = 0.7, kTransposedBack = 1.2, kTransposedLate = 1.5,
-                 kSpreadToLanes = 3;                         // of a tensor
-constexpr double kRead = 0.6, kWritten = 0.8, kDense = 0.2;  // of planes; in place
-constexpr double kRow = 15;                                  // of a row of planes
-constexpr double kFarBytes = 8 << 20;                        // of x and y, from which on both are in memory
-constexpr double kFarTransposed = 1.2;  // of an element then, beside the transpose (of an Ice Lake Xeon)
-constexpr double kFarPhases = 2;        // or of y, where planes or results are phases of it,
+constexpr double kTransposed = 0.7, kTransposedBack = 1.4, kTransposedLate = 1.2,
+                 kSpreadToLanes = 3;                          // of a tensor
+constexpr double kRead = 0.74, kWritten = 0.8, kDense = 0.2;  // of planes; in place
+constexpr double kRow = 12;                                   // of a row of planes
+constexpr double kFarBytes = 8 << 20;                         // of x and y, from which on both are in memory
+constexpr double kFarTransposed = 0.6;                        // of an element then, beside the transpose
+constexpr double kFarPhases = 0.9;      // or of y, where planes or results are phases of it,
 constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
 constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
 constexpr double kPacked = 1, kPackedForPlanes = 3;              // of a weight
-constexpr double kMapped = 0.2, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
+constexpr double kMapped = 0.4, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;               // of a tensor, for its sums
-constexpr double kSumOfLanes = 7, kThinResult = 12;
+constexpr double kSumOfLanes = 10, kThinResult = 13.5;
 constexpr double kRun = 2;                // of a tap of a pixel, for each panel
 constexpr double kTapOfPairs = 1.5;       // of a tap of a vector, for each row of y
-constexpr double kCalled = 30;            // of a row of results whose windows are alike
+constexpr double kCalled = 10;            // of a row of results whose windows are alike
 constexpr double kLoadedProducts = 2.5;   // of vectors both of whose factors are loaded, to those of tiles
 constexpr double kLargestBand = 2 << 20;  // bytes; larger ones fit no cache
 constexpr double kPixelsOfSum = 1024;     // that are summed before lanes are
@@ -118,7 +119,7 @@ struct InPlaceCost {
     const std::int64_t parts = in_place_parts<T>(static_cast<std::int64_t>(weights()), g.n * bands);
     if (parts < kLeastParts && g.n * bands >= kLeastParts) return kForced;  // too few for many threads
     return kWary * (kProducts[vectors] * waits * products + 16 * sums + 0.8 * copied + 110 * runs +
-                    0.36 * elements(g.y_shape()) + weights() * static_cast<double>(parts));
+                    0.36 * elements(g.y_shape()) + 3 * weights() * static_cast<double>(parts));
   }
 
   const ConvTranspose2dGeometry& g;
@@ -228,7 +229,7 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
   const double planes =
       static_cast<double>(from * PlaneBand(h, w, 1, lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
-          : plane_products<T>(g, h, w, is_dense) * (1.08 + 0.2 / taps) *
+          : plane_products<T>(g, h, w, is_dense) * (1.06 + 0.11 / taps) *
                     std::max(1.0, 2.0 / static_cast<double>(to)) +
                 kRead * read + (is_dense ? kDense : kWritten) * written +
                 kRow * (read / static_cast<double>(w.from) +
@@ -243,9 +244,9 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));
   const double wide =
-      pairs * (1.05 * static_cast<double>(from) * vectors_of(to, lanes) + kRun * vectors_of(to, 4 * lanes)) +
+      pairs * (1.08 * static_cast<double>(from) * vectors_of(to, lanes) + kRun * vectors_of(to, 4 * lanes)) +
       called * vectors_of(to, 4 * lanes) + moved + again + (g.groups > 1 ? late : 0) + kPacked * weights;
-  const double thin = to <= lanes / 3 ? 1.3 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
+  const double thin = to <= lanes / 3 ? 1.42 * pairs * static_cast<double>(to) * vectors_of(from, lanes) +
                                             kThinResult * written + late + called * vectors_of(to, 4) +
                                             moved + again + kPacked * weights
                                       : kNever;
@@ -279,7 +280,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
   const double planes =
       static_cast<double>(PlaneBand(h, w, 1, lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
-          : plane_products<T>(g, h, w, is_dense) * 1.15 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
+          : plane_products<T>(g, h, w, is_dense) * 1.2 * (cx == 1 ? 1.5 : 1.0) + kRead * y +
                 (is_dense ? kDense : kRead) * x +
                 kRow * (y / static_cast<double>(w.from) + (is_dense ? 0 : x / static_cast<double>(w.to))) +
                 kSumOfLanes * sums + far_phases<T>(g);
@@ -300,7 +301,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
                     least * vectors_of(columns, 4 * lanes));
   };
   const double wide =
-      (g.groups > 1 ? 1.4 : 1.1) * pairs * std::min(tiles(cx, cy, 5), tiles(cy, cx, is_joined ? 1.5 : 5)) +
+      (g.groups > 1 ? 1.2 : 1.1) * pairs * std::min(tiles(cx, cy, 5), tiles(cy, cx, is_joined ? 1.5 : 5)) +
       moved + kCopiedAgainForSums * again;
   const double all = vectors_of(g.co, lanes) / static_cast<double>(g.groups);  // for a group
   const double spread = cx * cy == 1 ? 0 : kSpreadToLanes * x * all * static_cast<double>(lanes);

@@ -77,7 +77,8 @@ void pair_rows(const T* const* rows, T* to, std::int64_t count, std::int64_t pit
 }
 
 /// Tiles of two rows of results: of the first one in t.c, of the second one in `second`. Both begin with the
-/// products of the first two parts.
+/// products of the first two parts. (Not in line: in one function with all other sizes of tiles asking became
+/// calls, around which all sums were spilled.)
 template <class T, int M, int V>
 [[gnu::noinline]] void pair_tile(const Correlation<T>& t, T* second, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
