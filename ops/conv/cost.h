@@ -29,7 +29,7 @@ constexpr double kFarPhases = 0.9;      // or of y, where planes or results are 
 constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
 constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
 constexpr double kPacked = 1, kPackedForPlanes = 3;              // of a weight
-constexpr double kMapped = 0.4, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
+constexpr double kMapped = 0.2, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;               // of a tensor, for its sums
 constexpr double kSumOfLanes = 10, kThinResult = 13.5;
 constexpr double kRun = 2;                // of a tap of a pixel, for each panel
@@ -118,6 +118,7 @@ struct InPlaceCost {
                                                          g.w.in * g.group_ci());
     const std::int64_t parts = in_place_parts<T>(static_cast<std::int64_t>(weights()), g.n * bands);
     if (parts < kLeastParts && g.n * bands >= kLeastParts) return kForced;  // too few for many threads
+    if (g.n * g.h.in * g.w.in < kLeastPixels) return kForced;  // sums are loaded and stored for too few
     return kWary * (kProducts[vectors] * waits * products + 16 * sums + 0.8 * copied + 110 * runs +
                     0.36 * elements(g.y_shape()) + 3 * weights() * static_cast<double>(parts));
   }
@@ -129,7 +130,7 @@ struct InPlaceCost {
 
  private:
   static constexpr double kWary = 1.1;
-  static constexpr std::int64_t kLeastParts = 8;
+  static constexpr std::int64_t kLeastParts = 8, kLeastPixels = 300;
   static constexpr std::int64_t kLeastWidth = 16, kLeastChannels = 4;  // of x; of y
 
   /// Whether rows are long enough, and lanes filled well enough, for the estimates to be trusted.
