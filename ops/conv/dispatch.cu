@@ -149,11 +149,21 @@ bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   return products >= (is_accurate(dtype) ? 48 : 27) && g.ci >= 32;
 }
 
+/// Whether kernels for groups of one channel may be taken: their lanes are channels where these are last. (An
+/// H200's times: two to four groups, or more than 16 channels for one, took 1.8 to 15 times as long as
+/// others.)
+bool may_take_depthwise(const ConvCall& c, const Offer& offer) {
+  const ConvTranspose2dGeometry& g = c.g;
+  return offer.depthwise &&
+         (c.layout == Layout::nchw || (g.groups >= 16 && std::max(g.group_ci(), g.group_co()) <= 16));
+}
+
 /// What is taken unless an algorithm is forced.
 Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
-  if (offer.depthwise && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
+  const bool may_take = may_take_depthwise(c, offer);
+  if (may_take && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
   if (offer.thin && prefers_thin(c, dtype, offer)) return kThin;
   if (offer.thin_direct) return kThinDirect;
   if (g.n == 0) return kNoImages;
@@ -162,7 +172,7 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offe
   Choice best{};
   double least = std::numeric_limits<double>::infinity();
   for (const ConvAlgorithm a : conv_estimate::kEstimated) {
-    if (!offer.has(a)) continue;
+    if (!offer.has(a) || (a == ConvAlgorithm::depthwise && !may_take)) continue;
     const double time = conv_estimate::estimate(a, c, offer.strip.value_or(StripEffort{}));
     // The few layers that depthwise kernels are for, unless they were measured.
     if (a == ConvAlgorithm::depthwise && std::isinf(time)) return kGroupsOfOne;

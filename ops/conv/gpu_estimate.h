@@ -133,6 +133,10 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
       way.kind == conv_gemm::MapKind::windows && c.layout == Layout::nhwc && p.from_channels % p.vector != 0
           ? t[1]
           : 0;
+  // And such of results are written one or two elements at a time.
+  const bool last = c.layout == Layout::nhwc && way.kind != conv_gemm::MapKind::windows;
+  if (last && p.to_channels % (16 / c.operands.element_bytes) != 0)
+    t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) / 1e6;
   return t;
 }
 
