@@ -322,7 +322,7 @@ class Correlate {
               for (std::int64_t k = begins_[phase]; k < begins_[phase + 1]; ++k) {
                 const T* in = w + map_.weight_index(group, 0, first, 0) + places[static_cast<std::size_t>(k)];
                 for (std::int64_t t = 0; t < rows; ++t, in += step) {
-                  *out++ = PairBand::weight(part, in[row0], in[row1], in[row2]);
+                  *out++ = static_cast<T>(PairBand::weight(part, in[row0], in[row1], in[row2]));
                 }
               }
             }

@@ -147,9 +147,8 @@ struct PairBand {
   static bool is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels, std::int64_t others);
   /// The taps of rows of results, by the rows that they read.
   static std::vector<PlaneTap> taps(const PlaneAxis& h);
-  /// What their weights become in a part.
-  template <class T>
-  static T weight(std::int64_t part, T w0, T w1, T w2) {
+  /// What their weights become in a part. (In float64: rounded once.)
+  static double weight(std::int64_t part, double w0, double w1, double w2) {
     return part == 0 ? (w0 + w1 + w2) / 2 : part == 1 ? (w0 - w1 + w2) / 2 : part == 2 ? w0 : -w2;
   }
 
