@@ -409,11 +409,14 @@ class Correlate {
         of_phase.pitch = pitch_;
         taps += count;
       }
+      // A pair is computed with its first row.
+      const double share = static_cast<double>(taps) * work * (has_pairs_ ? 2 : 1);
       kernels_.stream_row(
-          queue, {taps == 0 ? nullptr : phases.data(), w_.to_step,
-                  bias_ == nullptr ? nullptr : bias_ + channel, negative_slope_, to + at * w_.to,
-                  h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once, at == first,
-                  at + at_once == end, dealer.deal(static_cast<double>(taps) * work), has_pairs_, is_second});
+          queue,
+          {taps == 0 ? nullptr : phases.data(), w_.to_step, bias_ == nullptr ? nullptr : bias_ + channel,
+           negative_slope_, to + at * w_.to, h_.to * w_.to, channels, w_.count * at_once, w_.to * at_once,
+           at == first, at + at_once == end, taps == 0 || is_second ? micro::Ahead{} : dealer.deal(share),
+           has_pairs_, is_second});
     }
   }
 
