@@ -112,7 +112,7 @@ void expect_all() {
   if (micro::kernels<T>().stream_row == nullptr) GTEST_SKIP() << "a build for size";
   for (std::int64_t step = 1; step <= micro::kernels<T>().max_stream_step; ++step) {
     const unsigned all = (1U << step) - 1;
-    for (unsigned taken : {all, all & ~1U, all & ~(1U << (step - 1)), 1U}) {
+    for (unsigned taken : {all, all & ~1U, all & ~(1U << (step - 1)), 1U, 0U}) {
       for (std::int64_t rows : {std::int64_t{1}, std::int64_t{3}, micro::kernels<T>().plane_rows}) {
         for (std::int64_t width : {lanes, lanes + 1, 2 * lanes - 1, 5 * lanes + 3, std::int64_t{1200}}) {
           const auto begin = static_cast<std::int64_t>(random() % (64 / sizeof(T)));

@@ -165,7 +165,8 @@ void DenseBand::load(const T* planes, std::int64_t channels, T* to) const {
   }
 }
 
-PairBand::PairBand(const PlaneBand& b) : band(b), pairs(b.rows / 2), channel(pairs * kParts * b.pitch) {}
+PairBand::PairBand(const PlaneBand& b)
+    : band(b), pairs((b.rows + 1) / 2), channel(pairs * kParts * b.pitch) {}
 
 std::vector<PlaneTap> PairBand::taps(const PlaneAxis& h) {
   std::vector<PlaneTap> all;
@@ -176,12 +177,12 @@ std::vector<PlaneTap> PairBand::taps(const PlaneAxis& h) {
 
 bool PairBand::is_worth_it(const PlaneAxis& h, const PlaneAxis& w, std::int64_t channels,
                            std::int64_t others) {
-  constexpr std::int64_t kLeastDepth = 8, kLeastUses = 16;
+  constexpr std::int64_t kLeastDepth = 8, kLeastUses = 16, kLeastRows = 4;
   const std::vector<PlaneTap> all = taps(h);
   std::int64_t phases = 0, columns = 0;
   for (const PlanePhase& phase : h.phases) phases += phase.taps.empty() ? 0 : 1;
   for (const PlanePhase& phase : w.phases) columns += static_cast<std::int64_t>(phase.taps.size());
-  return h.from_step == 1 && w.from_step == 1 && phases == 1 && all.size() == 3 &&
+  return h.from_step == 1 && w.from_step == 1 && h.count >= kLeastRows && phases == 1 && all.size() == 3 &&
          all[1].shift == all[0].shift + 1 && all[2].shift == all[1].shift + 1 &&
          channels * columns >= kLeastDepth * w.to_step && others * columns >= kLeastUses;
 }

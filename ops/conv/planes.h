@@ -134,12 +134,14 @@ struct DenseBand {
 /// four products instead of six. Of each pair of rows there is what is multiplied in a, in b, for the first
 /// and for the second row alone: [channel][pair][part][pitch].
 ///
+/// Sums of infinities are NaN, in all results of a pair that see them; of finite numbers, sums may be
+/// infinite where a plain sum of products is not.
+///
 /// Winograd, "Arithmetic Complexity of Computations" (1980); Lavin and Gray, "Fast Algorithms for
 /// Convolutional Neural Networks" (2015).
 struct PairBand {
   static constexpr std::int64_t kParts = 4;
 
-  /// For `band`, of an even number of rows.
   explicit PairBand(const PlaneBand& band);
 
   /// Whether rows of results have taps like that, in one phase only, and enough of them for so many channels

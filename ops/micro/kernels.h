@@ -133,8 +133,9 @@ struct Correlation {
 /// memory, `first` to `last`. Whole vectors of b are read, as for a Correlation.
 ///
 /// in_pairs: phases are those of two rows by minimal filtering (conv/planes.h, PairBand), four parts of
-/// `depth` rows of a each and rows of b `pitch` apart. Both rows are computed with the first one; the second
-/// one, `is_second`, follows before others are computed. Such rows have at most kStretchBytes.
+/// `depth` rows of a each and rows of b `pitch`, which counts then, apart. Both rows are computed with the
+/// first one; the second one, `is_second`, follows before others are computed. Such rows have at most
+/// kStretchBytes.
 template <class T>
 struct StreamedRow {
   const Correlation<T>* phases;

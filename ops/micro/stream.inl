@@ -239,7 +239,8 @@ template <class T>
 T* carry_of(const RowQueue<T>& queue) {
   return queue.memory + 4 * kResultElements<T> + queue.side * (kPlaneRows * kLanes<T>);
 }
-/// A panel begins, while the one before may wait; the one before that does so only if it has no taps.
+/// A panel begins, while the one before may wait; the one before that still waits only if nothing was computed
+/// since.
 template <class T>
 void turn_carry(RowQueue<T>& queue) {
   queue.side ^= 1;
@@ -259,6 +260,16 @@ void append(RowQueue<T>& queue, const StreamedRow<T>& row, const T* results, uns
   to.begin = begin;
   to.vectors = vectors;
   to.carry = carry_of(queue);
+}
+
+/// A bit for each phase that has taps.
+template <class T>
+unsigned taken_of(const StreamedRow<T>& t) {
+  unsigned taken = 0;
+  for (std::int64_t r = 0; t.phases != nullptr && r < t.step; ++r) {
+    taken |= t.phases[r].depth > 0 ? 1U << r : 0;
+  }
+  return taken;
 }
 
 /// Writes what waits between the tiles of others.
@@ -283,12 +294,9 @@ template <class T>
 void compute_stretch(RowQueue<T>& queue, const StreamedRow<T>& t, std::int64_t first, std::int64_t vectors,
                      Ahead& ahead, std::int64_t asks) {
   constexpr int L = kLanes<T>;
-  unsigned taken = 0;
+  const unsigned taken = taken_of(t);
   std::int64_t depth = 0;
-  for (std::int64_t r = 0; r < t.step; ++r) {
-    taken |= t.phases[r].depth > 0 ? 1U << r : 0;
-    depth += t.phases[r].depth;
-  }
+  for (std::int64_t r = 0; r < t.step; ++r) depth += t.phases[r].depth;
   queue.turn ^= 1;
   T* const results = queue.memory + queue.turn * 2 * kResultElements<T>;
   queue.second = results + kResultElements<T>;
@@ -323,13 +331,10 @@ void compute_stretch(RowQueue<T>& queue, const StreamedRow<T>& t, std::int64_t f
 template <class T>
 void stream_row(RowQueue<T>& queue, const StreamedRow<T>& t) {
   if (t.first) turn_carry(queue);
-  if (t.phases == nullptr) return append<T>(queue, t, nullptr, 0, 0, 0);
+  const unsigned taken = taken_of(t);
+  if (taken == 0) return append<T>(queue, t, nullptr, 0, 0, 0);
   const std::int64_t vectors = (t.count + kLanes<T> - 1) / kLanes<T>;
-  if (t.is_second) {
-    unsigned taken = 0;
-    for (std::int64_t r = 0; r < t.step; ++r) taken |= t.phases[r].depth > 0 ? 1U << r : 0;
-    return append<T>(queue, t, queue.second, taken, 0, vectors);
-  }
+  if (t.is_second) return append<T>(queue, t, queue.second, taken, 0, vectors);
   const std::int64_t most = kStretchBytes / TAPEDECK_MICRO_BYTES / t.step,
                      stretches = t.in_pairs ? 1 : (vectors + most - 1) / most;
   Ahead ahead = t.ahead;
