@@ -38,10 +38,9 @@
 //
 // Tried for 16-bit types in nchw: boxes gathered by three warps, without a copy: 16 bytes of a channel's row
 // a lane, transposed by stmatrix into the box. An H100 took 0.87 of the time for kb65's forward, 0.94 to 0.96
-// for kb78 and kb69, 1.00 to 1.03 for kb57 and kb71, but 1.2 and 1.7 for layers with many channels: 32
-// columns of 64 channels took a warp about 2,600 clocks, most of them instructions that wait for each other.
-// More warps there cannot be: products of 256 places need 154 registers of each thread, and 512 threads have
-// 128.
+// for kb78 and kb69, 1.03 for kb57, but 1.2 and 1.7 for dcgan4 and big. By these times a warp took some 2,600
+// clocks for 32 columns of 64 channels; why was not profiled. Seven warps cannot be: products of 256 places
+// need 154 registers of each thread (ptxas, C7602), and 512 threads have 128.
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:

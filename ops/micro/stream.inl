@@ -4,10 +4,10 @@
 // waits for each. The line of memory that a row ends in waits for what follows, in registers and between rows
 // in `carry`, so that only whole aligned vectors are stored, one after the other.
 //
-// On two cores of Zen 5, as parts of the time that storing each stretch at once took, with rows without taps
-// stored between the steps of loops: 0.92 and 0.96 (kb81, one and two threads), 0.95 and 0.97 (kb75). Tried:
-// joined lines stored a few at a time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14): the
-// loops became slower by more than the rest became faster.
+// Beside storing each stretch at once, with rows without taps stored between the steps of loops (a5915a7, three
+// turns on two cores of Zen 5): kb81 takes 1.03 of the time with one thread, 0.85 to 0.94 with two; kb75, where
+// rows are computed in pairs, too, 0.83 to 0.89 and 0.98 to 1.07. Tried before: joined lines stored a few at a
+// time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14).
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
