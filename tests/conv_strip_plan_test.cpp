@@ -433,6 +433,51 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoesWithChannelsLast) {
   }
 }
 
+// Where a row of y meets one row of x, rows of all taps lie where the table for the first one's shift says.
+TEST(ConvStripPlan, ShiftsRowsOfTapsAsTheirTableSays) {
+  ConvRandom random(35);
+  int shifted = 0;
+  for (int i = 0; i < 300; ++i) {
+    ConvCase c = random.conv_case(6, 3);
+    c.co = c.groups * kStep * random.in(1, 2);
+    for (int a = 0; a < 2; ++a)
+      c.stride[a] = std::min<std::int64_t>((c.kernel[a] - 1) * c.dilation[a] + 1, kMaxPhases);
+    for (int element_bytes : {2, 4}) {
+      SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +
+                   " bytes: " + c.text());
+      Strip p(geometry_of(c), false, element_bytes);
+      if (p.slot_of.groups > 0 || c.out(0) < 1 || c.out(1) < 1) continue;
+      p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
+      p.set_tile(1, 8, kStep, copy_bytes(nullptr, p.plan.from_w, p.bytes), 16, 8, true);
+      if (p.shifts == 0) continue;
+      ++shifted;
+      const int base = static_cast<int>(random.in(0, 7)), column = static_cast<int>(random.in(0, 50)),
+                row = static_cast<int>(random.in(0, 2)) * p.reach_h.step;
+      // Each row as far from a multiple of 16 bytes as in memory: what an element finds is its address there.
+      std::vector<int> memory(static_cast<std::size_t>(p.slot_of.count * p.slot_pitch), -1);
+      const auto address = [&](int channel, int y, int x) {
+        return base + channel * p.plan.from.c + y * p.plan.from.h + x;
+      };
+      for (int slot = 0; slot < p.slot_of.count; ++slot)
+        for (int channel = 0; channel < p.chunk; ++channel) {
+          const int first = address(channel, row + p.slot_of.row(slot), column);
+          for (int x = 0; x < p.copies * p.copy; ++x)
+            memory.at(static_cast<std::size_t>(slot * p.slot_pitch + channel * p.pitch + x)) =
+                first - (first & p.shifts) + x;
+        }
+      const int shift = p.shift(base, 0, row + p.slot_of.row(0), column);
+      for (int k = 0; k < p.count(0, 0); ++k) {
+        const Strip::Element e = p.element(0, k);
+        const PhaseAxis &h = p.plan.h.phase[0], &w = p.plan.w.phase[0];
+        ASSERT_EQ(memory.at(static_cast<std::size_t>(p.offset(0, 0, k) + p.shift_of_element(k, shift))),
+                  address(e.channel, row + h.from + e.jh * h.tap_from_step,
+                          column + w.from + e.jw * w.tap_from_step - p.low_w));
+      }
+    }
+  }
+  EXPECT_GT(shifted, 100);
+}
+
 TEST(ConvStripPlan, BeginsWhereResultsOfAStepSeeTheFewestRows) {
   // Taps of row 5i - 1, 5i + 1 and 5i + 3 bring row i.
   ConvTranspose2dGeometry g;

@@ -337,6 +337,10 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
       {ConvAlgorithm::strip, {2, 24, 9, 77}, {24, 24, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
       {ConvAlgorithm::strip, {3, 8, 37, 1500}, {8, 8, 2, 2}, {.stride = 2}},
       {ConvAlgorithm::strip, {3, 8, 5, 701}, {8, 11, 3, 4}, {.padding = 1}},
+      // Channels of y in parts, of which the last is smaller.
+      {ConvAlgorithm::strip, {2, 8, 7, 40}, {8, 250, 6, 4}, {{3, 5}, {3, 6}, {1, 1}, {1, 2}}},
+      {ConvAlgorithm::strip, {2, 4, 13, 40}, {4, 128, 9, 7}, {.stride = {3, 5}, .groups = 2}},
+      {ConvAlgorithm::strip, {2, 32, 5, 71}, {32, 132, 3, 3}, {.stride = 5}},
       {ConvAlgorithm::thin, {5, 64, 32, 32}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}},
       {ConvAlgorithm::thin, {3, 40, 61, 136}, {40, 3, 5, 5}, {.padding = 2}},
       {ConvAlgorithm::thin,
@@ -365,7 +369,7 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
           const auto tensor = [&](const Shape& shape) { return randn(shape).to(kCuda).to(dtype); };
           // The first image is left out: the others are aligned to less.
           const Tensor x = tensor(layer.x).to(layout).slice(1, layer.x[0]), w = tensor(layer.w),
-                       b = tensor({layer.w[1] * layer.options.groups});
+                       b = tensor({layer.w[1] * layer.options.groups}), bx = tensor({layer.x[1]});
           const auto exactly = [](const Tensor& t) { return t.to(DType::float64); };
           const Size2 kernel{layer.w[2], layer.w[3]};
           const auto& o = layer.options;
@@ -373,8 +377,9 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
           set_float32_precision(Precision::highest);
           set_conv_algorithm(ConvAlgorithm::reference);
           const Tensor y = conv_transpose2d(exactly(x), exactly(w), exactly(b), o).tensor();
-          const Tensor gy = tensor(y.shape()).to(layout);
-          const Tensor gx = conv2d(exactly(gy), exactly(w), {}, plain).tensor(),
+          const Tensor gy =
+              tensor({layer.x[0], y.size(1), y.size(2), y.size(3)}).to(layout).slice(1, layer.x[0]);
+          const Tensor gx = conv2d(exactly(gy), exactly(w), exactly(bx), plain).tensor(),
                        gw = conv_transpose2d_weight_grad(exactly(x), exactly(gy), kernel, o).tensor();
           set_float32_precision(precision);
           set_conv_algorithm(layer.algorithm);
@@ -387,7 +392,7 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
           poison_memory();
           check("y", conv_transpose2d(x, w, b, o).tensor(), y);
           poison_memory();
-          check("gx", conv2d(gy, w, {}, plain).tensor(), gx);
+          check("gx", conv2d(gy, w, bx, plain).tensor(), gx);
           poison_memory();
           check("gw", conv_transpose2d_weight_grad(x, gy, kernel, o).tensor(), gw);
         }

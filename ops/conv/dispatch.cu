@@ -270,6 +270,9 @@ struct Variants {
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
     if (c.algorithm == ConvAlgorithm::direct && thin_fits(g, dtype, layout, layout)) variant = "thin";
     if (c.algorithm == ConvAlgorithm::strip && last()) variant = "channels last";
+    if (c.algorithm == ConvAlgorithm::strip && !transposed)
+      bytes =
+          strip_plain_parts(g, dtype, layout, has_wgmma) * g.x_shape().count() * std::int64_t{sizeof(float)};
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, element_bytes(), 0);
       const MapWay way = map_way(g, transposed, layout, results, factors());

@@ -9,8 +9,8 @@ namespace tapedeck::cu {
 
 /// Where elements of a row-major weight are in one of either layout.
 struct WeightPlaces {
-  explicit WeightPlaces(const Tensor& w)
-      : channels(w.size(1)), taps(w.size(2) * w.size(3)), last(w.layout() == Layout::nhwc) {}
+  explicit WeightPlaces(const Tensor& w, bool row_major = true)
+      : channels(w.size(1)), taps(w.size(2) * w.size(3)), last(row_major && w.layout() == Layout::nhwc) {}
   __device__ std::int64_t of(std::int64_t i) const {
     if (!last) return i;
     const std::int64_t pair = i / taps, row = pair / channels;
@@ -21,13 +21,13 @@ struct WeightPlaces {
 };
 
 /// Element i of `to` is the sum over s of parts[s * count + i]. kSlices threads share the parts of an
-/// element, so that many loads are under way; their sums are added in order.
-template <class T, class V, int kSlices>
-__global__ void __launch_bounds__(32 * kSlices)
+/// element, so that many loads are under way; their sums are added in order. A block has kLanes elements.
+template <class T, class V, int kSlices, int kLanes>
+__global__ void __launch_bounds__(kSlices* kLanes)
     add_parts_kernel(const V* parts, std::int64_t splits, T* to, std::int64_t count, WeightPlaces places) {
-  __shared__ V sums[kSlices][32];
-  const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t i = std::int64_t{blockIdx.x} * 32 + lane;
+  __shared__ V sums[kSlices][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, slice = static_cast<int>(threadIdx.x) / kLanes;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kLanes + lane;
   await_previous();
   V sum = 0;
   if (i < count) {
@@ -42,16 +42,28 @@ __global__ void __launch_bounds__(32 * kSlices)
   to[places.of(i)] = convert<T>(sum);
 }
 
-/// w = the sum of `splits` row-major tensors of its size, one after another from `parts` on.
+/// to = the sum of `splits` tensors of its size, one after another from `parts` on, in its places.
+template <class T, class V>
+void add_parts(const V* parts, std::int64_t splits, const Tensor& to, const WeightPlaces& places) {
+  if (to.count() == 0) return;
+  const auto launch = [&]<int kSlices, int kLanes>() {
+    launch_kernel("conv: sum of parts", to.device(), add_parts_kernel<T, V, kSlices, kLanes>,
+                  grid_size("conv: sum of parts", ceil_div(to.count(), kLanes)), kSlices * kLanes, parts,
+                  splits, static_cast<T*>(to.raw()), to.count(), places);
+  };
+  if (splits > 64) return launch.template operator()<16, 32>();
+  if (splits > 4 || to.count() < 1 << 17) return launch.template operator()<8, 32>();
+  launch.template operator()<1, 256>();
+}
+/// Of row-major weights.
 template <class T, class V>
 void add_parts(const V* parts, std::int64_t splits, const Tensor& w) {
-  if (w.count() == 0) return;
-  const auto launch = [&]<int kSlices>() {
-    launch_kernel("conv: sum of parts", w.device(), add_parts_kernel<T, V, kSlices>,
-                  grid_size("conv: sum of parts", ceil_div(w.count(), 32)), 32 * kSlices, parts, splits,
-                  static_cast<T*>(w.raw()), w.count(), WeightPlaces(w));
-  };
-  splits > 64 ? launch.template operator()<16>() : launch.template operator()<8>();
+  add_parts<T>(parts, splits, w, WeightPlaces(w));
+}
+/// Of tensors that lie as `to` does.
+template <class T, class V>
+void add_parts_as_they_lie(const V* parts, std::int64_t splits, const Tensor& to) {
+  add_parts<T>(parts, splits, to, WeightPlaces(to, false));
 }
 
 }  // namespace tapedeck::cu

@@ -24,6 +24,8 @@ std::optional<StripEffort> strip_transposed_effort(const ConvTranspose2dGeometry
 std::optional<StripEffort> strip_transposed_channels_last_effort(const ConvTranspose2dGeometry& g,
                                                                  DType dtype);
 std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+/// How many parts of x's size that adds, 0 if none; `has_bulk`: whether the device has bulk copies.
+std::int64_t strip_plain_parts(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_bulk);
 inline std::optional<StripEffort> strip_effort(const ConvTranspose2dGeometry& g, bool transposed, DType dtype,
                                                Layout layout) {
   if (!transposed) return strip_plain_effort(g, dtype, layout);

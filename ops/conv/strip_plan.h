@@ -122,14 +122,12 @@ struct Strip {
   /// Of a tile and of the channels of `from` that are in shared memory at once. `copy_bytes`: of one copy, to
   /// which the rows of `from` are aligned; `modulus`, `remainder`: what the words between channels are.
   /// Channels last copy whole pixels, of a multiple of 8 channels. `may_shift`: rows that are aligned to less
-  /// than 16 bytes, but to 4, are shifted, so that their copies have 16. Channels 8 apart have the same
-  /// shift.
+  /// than 16 bytes are shifted, so that their copies have 16. Channels 8 apart have the same shift.
   void set_tile(int tile_rows, int tile_columns, int chunk_channels, int copy_bytes, int modulus,
                 int remainder, bool may_shift = false) {
     rows = tile_rows, columns = tile_columns;
     chunk = chunk_channels;
-    const bool shifted =
-        may_shift && pixel == 1 && copy_bytes >= 4 && copy_bytes < 16 && chunk_channels % kStep == 0;
+    const bool shifted = may_shift && pixel == 1 && copy_bytes < 16 && chunk_channels % kStep == 0;
     if (shifted) copy_bytes = 16;
     shifts = shifted ? 16 / bytes - 1 : 0;
     chunks = (plan.from_channels + chunk - 1) / chunk;
@@ -233,13 +231,20 @@ struct Strip {
     return slot_of.slot(h.from + e.jh * h.tap_from_step) * slot_pitch + channel_offset(e.channel) +
            (w.from + e.jw * w.tap_from_step - low_w) * pixel;
   }
+  /// And how far its row is shifted there, by how far that of channel 0 in slot 0 is.
+  TAPEDECK_HD int shift_of_element(int k, int first_shift) const {
+    const Element e = element(0, k < count(0, 0) ? k : 0);
+    const PhaseAxis& h = plan.h.phase[0];
+    const int row = h.from + e.jh * h.tap_from_step - slot_of.row(0);
+    return (first_shift + e.channel * plan.from.c + row * plan.from.h) & shifts;
+  }
   // Of tiles that go down rows group by group (strip_plain.cu), `slot_of.count` rows at once: element k of a
   // row is (tap along w, channel), and tap kh of result a meets row `slot % count` of group a + slot / count.
   TAPEDECK_HD int row_elements() const { return plan.w.phase[0].taps * chunk; }
   TAPEDECK_HD int row_steps() const { return steps_of(row_elements()); }
+  /// Past the last k that of tap 0, of a channel whose shift is that of the thread's others.
   TAPEDECK_HD int row_offset(int k) const {
-    const int jw = by_chunk.divide(k < row_elements() ? k : 0),
-              c = k < row_elements() ? by_chunk.modulo(k, jw) : 0;
+    const int tap = by_chunk.divide(k), jw = k < row_elements() ? tap : 0, c = by_chunk.modulo(k, tap);
     const PhaseAxis& w = plan.w.phase[0];
     return channel_offset(c) + (w.from + jw * w.tap_from_step - low_w) * pixel;
   }

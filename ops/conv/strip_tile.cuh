@@ -262,13 +262,33 @@ class RowCopy {
           width(inside ? copy.width_ : 0),
           low((max(-first, 0) + kVector - 1) / kVector),
           high(min(max(width - first, 0) / kVector, copy.copies_)) {}
-    /// One that begins before the row, of what the row before it ends with, or goes past it.
+    __device__ __forceinline__ bool has(int column) const {
+      return static_cast<unsigned>(column) < static_cast<unsigned>(width);
+    }
+    /// One that begins before the row, of what the row before it ends with, or goes past it. Odd rows of
+    /// 16-bit elements begin or end within a word.
     __device__ __forceinline__ void copy_words(int i, unsigned to, const T* from) const {
       constexpr int kWord = 4 / static_cast<int>(sizeof(T));
+      const int column = first + i * kVector;
+      if constexpr (kWord == 2) {
+        if (((column | width) & 1) != 0) {
+#pragma unroll
+          for (int k = 0; k < kVector; k += 2) {
+            const unsigned word = to + static_cast<unsigned>(k) * 2;
+            const bool has_first = has(column + k);
+            if (has_first == has(column + k + 1)) {
+              copy_or_zero<4>(word, from + k, has_first);
+            } else {  // half a word, of which no copy may read the other half: the tensor may end there
+              store_half(word, has_first ? from[k] : T(0.0f));
+              store_half(word + 2, has_first ? T(0.0f) : from[k + 1]);
+            }
+          }
+          return;
+        }
+      }
 #pragma unroll
       for (int k = 0; k < kVector; k += kWord)
-        copy_or_zero<4>(to + static_cast<unsigned>(k) * sizeof(T), from + k,
-                        static_cast<unsigned>(first + i * kVector + k) < static_cast<unsigned>(width));
+        copy_or_zero<4>(to + static_cast<unsigned>(k) * sizeof(T), from + k, has(column + k));
     }
     int shift, first, width, low, high;
   };
