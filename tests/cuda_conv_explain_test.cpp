@@ -145,6 +145,18 @@ TEST(CudaConvExplain, CountsTheWorkspace) {
     const ConvAlgorithmScope scope(ConvAlgorithm::reference);
     EXPECT_EQ(wide.on(DType::float32, nchw).workspace, 0);
   }
+  {
+    // Channels of y in parts: those of cuda_conv_test's layers that are meant to have some.
+    const ConvAlgorithmScope scope(ConvAlgorithm::strip);
+    const Layer layers[] = {{{1, 8, 7, 40}, {8, 250, 6, 4}, {{3, 5}, {3, 6}, {1, 1}, {1, 2}}},
+                            {{1, 4, 13, 40}, {4, 128, 9, 7}, {.stride = {3, 5}, .groups = 2}},
+                            {{1, 32, 5, 71}, {32, 132, 3, 3}, {.stride = 5}}};
+    for (const Layer& layer : layers) {
+      const ConvChoice c = layer.on(DType::float32, nchw).input_gradient;
+      EXPECT_EQ(c.kernel, "strip") << concat(layer.x);
+      EXPECT_GE(c.workspace, 2 * 4 * static_cast<double>(layer.x.count())) << concat(layer.x);
+    }
+  }
   // Eight blocks for each of 132 multiprocessors would share 64 images, of each of 64 weights.
   const Layer few{{64, 2, 9, 9}, {2, 2, 4, 4}};
   const ConvAlgorithmScope scope(ConvAlgorithm::direct);

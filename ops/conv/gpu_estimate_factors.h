@@ -1,7 +1,8 @@
 // What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
 // H200 (2026-11-25; kernels as at 8c62fa7), of 220 random layers, 40 small ones and those of
-// bench/conv_shapes.h. Strips of 16-bit input gradients in nchw: of 153 layers, since they copy odd rows at
-// once.
+// bench/conv_shapes.h. Those of strips for 16-bit input gradients in nchw were fitted later, by the same
+// function, to 153 layers by strips alone, since these no longer copy odd rows one element at a time; writing
+// this file anew needs all algorithms' times.
 #pragma once
 
 #include <array>

@@ -51,6 +51,7 @@ void add_parts(const V* parts, std::int64_t splits, const Tensor& to, const Weig
                   grid_size("conv: sum of parts", ceil_div(to.count(), kLanes)), kSlices * kLanes, parts,
                   splits, static_cast<T*>(to.raw()), to.count(), places);
   };
+  // Where elements are few, more threads have them (weights' gradients of few parts took up to 1.15 times).
   if (splits > 64) return launch.template operator()<16, 32>();
   if (splits > 4 || to.count() < 1 << 17) return launch.template operator()<8, 32>();
   launch.template operator()<1, 256>();

@@ -18,14 +18,14 @@
 // each other.
 //
 // On an H200 (bench/compare_gpu.py --shapes kb75,kb81) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 and
-// 0.22, 0.22 and 0.12 ms, 48, 50 and 45% and 56, 56 and 51% of a copy's bandwidth for the rows that are read.
+// 0.22, 0.22 and 0.12 ms, 48, 50 and 45% and 56, 56 and 52% of a copy's bandwidth for the rows that are read.
 // What helped: copies of whole rows in bulk, by one warp (kb75 0.244 to 0.226 and 0.132 to 0.123; kb81, whose
 // rows are 8 bytes from multiples of 16, 0.242 to 0.219, 0.230 to 0.217 and 0.132 to 0.117 since the rows of
 // a step's taps may be shifted differently: with the taps along h in a loop TF32 had taken 0.252), reading a
 // row once for all rows of x that it meets, steps four at a time without branches (0.40 to 0.26 and 0.29 to
 // 0.26 ms), 32 pixels a warp in bfloat16 (kb75 0.156 to 0.134), stages of many channels (2 of y: 0.65, 4:
 // 0.38, 8: 0.29, 16: 0.26). A tile of several rows, whose rows of y other tiles read again, took 0.55. What
-// did not: bulk copies of short rows, which one warp has to begin (up to 2.8 times as long).
+// did not: bulk copies of short rows, which one warp has to begin (1.3 to 1.9 times as long).
 //
 // Where the weights of all channels of y take more than kMostWeights, channels of float32 in nchw come in
 // parts: a block has the weights of one, sums of parts go to a workspace of x's size each, and are added in
@@ -51,8 +51,8 @@ constexpr int kMostWeights = 128 << 10;  // bytes that a block keeps
 /// Copies of 16 bytes of a row that pay for one warp that copies all rows, where these are shifted by what is
 /// no multiple of 4 bytes, or differently for taps.
 constexpr int kLeastOfBulk = 64;
-constexpr double kAddingBytes =
-    80e3;  // that a multiprocessor could read while the kernel begins that adds parts
+/// For the estimate, a guess: bytes that a multiprocessor could read while the kernel begins that adds parts.
+constexpr double kAddingBytes = 80e3;
 
 struct PlainArguments {
   Strip strip;
