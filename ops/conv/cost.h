@@ -1,10 +1,10 @@
 // What a path costs, to choose by: cycles of one core, roughly.
 //
-// The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon (bench/compare_cpu.py, with its
-// cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen 5 what is taken took 2, 5 and
-// 4% longer than the fastest path (forward, input and weight gradient). Multiplications cost what they take
-// in whole vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose both
-// tensors of an nchw call, planes are copied as they lie.
+// The rates are fitted to times on AMD Zen 3, Zen 4, Zen 5 and an Ice Lake Xeon (bench/compare_cpu.py, with
+// its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen 5 what is taken took 2, 5
+// and 4% longer than the fastest path (forward, input and weight gradient). Multiplications cost what they
+// take in whole vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose
+// both tensors of an nchw call, planes are copied as they lie.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,9 @@ constexpr double kTransposed = 0.7, kTransposedBack = 1.4, kTransposedLate = 1.2
                  kSpreadToLanes = 3;                          // of a tensor
 constexpr double kRead = 0.74, kWritten = 0.8, kDense = 0.2;  // of planes; in place
 constexpr double kRow = 12;                                   // of a row of planes
-constexpr double kFarBytes = 8 << 20;                         // of x and y, from which on both are in memory
-constexpr double kFarTransposed = 0.6;                        // of an element then, beside the transpose
+constexpr double kSplitPlanes = 1.15;   // times all of it, where planes are phases and vectors have 32 bytes
+constexpr double kFarBytes = 8 << 20;   // of x and y, from which on both are in memory
+constexpr double kFarTransposed = 0.6;  // of an element then, beside the transpose
 constexpr double kFarPhases = 0.9;      // or of y, where planes or results are phases of it,
 constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
 constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
@@ -74,7 +75,8 @@ template <class T>
 double depthwise_cost(const ConvTranspose2dGeometry& g, double start) {
   if (sizeof(T) != sizeof(float) || !is_depthwise(g)) return kNever;
   const auto taps = static_cast<double>(g.h.kernel * g.w.kernel), rows = static_cast<double>(g.h.out);
-  return static_cast<double>(g.n * g.ci) * (start + kTapOfPairs * taps * rows * vectors_of(g.w.in, 16));
+  return static_cast<double>(g.n * g.ci) *
+         (start + kTapOfPairs * taps * rows * vectors_of(g.w.in, micro::kernels<T>().lanes));
 }
 
 /// With y read where it lies (in_place.h). Fitted on Zen 5, by other people's estimates, of which these are
@@ -227,15 +229,17 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
   const bool is_dense = DenseBand::is_worth_it(h, w, from, to);
   const double taps = std::max(
       1.0, static_cast<double>(g.h.kernel * g.w.kernel) / static_cast<double>(h.to_step * w.to_step));
+  const bool is_split = h.from_step > 1 || w.from_step > 1;
   const double planes =
       static_cast<double>(from * PlaneBand(h, w, 1, lanes).channel) * sizeof(T) > kLargestBand
           ? kNever
-          : plane_products<T>(g, h, w, is_dense) * (1.06 + 0.11 / taps) *
-                    std::max(1.0, 2.0 / static_cast<double>(to)) +
-                kRead * read + (is_dense ? kDense : kWritten) * written +
-                kRow * (read / static_cast<double>(w.from) +
-                        (is_dense ? 0 : written / static_cast<double>(w.to))) +
-                kPackedForPlanes * weights + far_phases<T>(g);
+          : (is_split && lanes * sizeof(T) == 32 ? kSplitPlanes : 1) *
+                (plane_products<T>(g, h, w, is_dense) * (1.06 + 0.11 / taps) *
+                     std::max(1.0, 2.0 / static_cast<double>(to)) +
+                 kRead * read + (is_dense ? kDense : kWritten) * written +
+                 kRow * (read / static_cast<double>(w.from) +
+                         (is_dense ? 0 : written / static_cast<double>(w.to))) +
+                 kPackedForPlanes * weights + far_phases<T>(g));
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),

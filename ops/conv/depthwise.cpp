@@ -21,7 +21,7 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kLanes = 16;
+constexpr std::int64_t kLine = 16;               // elements of a line of memory
 constexpr std::int64_t kBandBytes = 64 << 10;    // of y, of a channel
 constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
 constexpr std::int64_t kParts = 16;              // of each sum of the weight gradient
@@ -29,17 +29,18 @@ constexpr std::int64_t kParts = 16;              // of each sum of the weight gr
 // processors foresee, and the ends of sums still cost little.
 constexpr std::int64_t kRowsOfSums = 4;
 
-std::int64_t in_vectors(std::int64_t columns) {
-  return (columns + kLanes - 1) / kLanes * kLanes;
+std::int64_t lanes_of_vector() {
+  return micro::kernels<float>().lanes;
 }
 
 /// The lanes of each vector of a row of so many elements: of one before it, those of it, and some that are
 /// behind it.
 std::vector<std::uint16_t> lanes_of_row(std::int64_t columns) {
-  std::vector<std::uint16_t> lanes(static_cast<std::size_t>(columns / kLanes + 8));
+  const std::int64_t all = lanes_of_vector();
+  std::vector<std::uint16_t> lanes(static_cast<std::size_t>(columns / all + 8));
   for (std::size_t i = 1; i < lanes.size(); ++i) {
-    const std::int64_t left = columns - static_cast<std::int64_t>(i - 1) * kLanes;
-    lanes[i] = static_cast<std::uint16_t>((1U << std::clamp<std::int64_t>(left, 0, kLanes)) - 1);
+    const std::int64_t left = columns - static_cast<std::int64_t>(i - 1) * all;
+    lanes[i] = static_cast<std::uint16_t>((1U << std::clamp<std::int64_t>(left, 0, all)) - 1);
   }
   return lanes;
 }
@@ -66,12 +67,13 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
   const PlaneAxis h(g.h, Direction::transposed);
   const std::int64_t band = band_rows(g, h.count), bands = (h.count + band - 1) / band;
   // Rows of x as kernels read them: a vector of zeros, what pairs of vectors of results need, and one more.
-  const std::int64_t pitch = kLanes + in_vectors((g.w.out + 1) / 2) + 2 * kLanes;
-  const std::int64_t copied = band + h.last - h.first, columns = std::min(g.w.in, pitch - kLanes);
+  const std::int64_t lanes = lanes_of_vector(), pairs = (g.w.out + 1) / 2,
+                     pitch = (pairs + lanes - 1) / lanes * lanes + 3 * lanes;
+  const std::int64_t copied = band + h.last - h.first, columns = std::min(g.w.in, pitch - lanes);
   const std::int64_t y_row = g.h.stride * g.w.out, taps = g.h.kernel * g.w.kernel;
   const bool past_caches = y.bytes() >= kStreamBytes;
-  // Kernels store whole vectors past the caches.
-  const bool is_aligned = g.w.out % kLanes == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
+  // Kernels store whole vectors past the caches, and rows of another phase follow later.
+  const bool is_aligned = g.w.out % kLine == 0 && reinterpret_cast<std::uintptr_t>(y.raw()) % 64 == 0;
   const std::int64_t buffered = past_caches && !is_aligned ? band * y_row : 0;
   parallel_for(
       g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row), [&](std::int64_t begin, std::int64_t end) {
@@ -82,7 +84,7 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
           for (std::int64_t k = 0; k < copied; ++k) {
             const std::int64_t ih = row + h.first + k;
             const bool inside = ih >= 0 && ih < g.h.in;
-            float* const to = rows.data() + k * pitch + kLanes;
+            float* const to = rows.data() + k * pitch + lanes;
             inside ? std::copy_n(x.data<float>() + (plane * g.h.in + ih) * g.w.in, columns, to)
                    : std::fill_n(to, columns, 0.0F);
           }
@@ -99,7 +101,7 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
             task.weight_row = g.h.tap_step() * g.w.kernel;
             task.start = bias.defined() ? bias.data<float>()[c] : 0.0F;
             task.negative_slope = static_cast<float>(negative_slope);
-            task.from = rows.data() + kLanes;
+            task.from = rows.data() + lanes;
             if (task.tap_rows > 0) {
               task.weights += phase.taps[0].tap * g.w.kernel;
               task.from += (phase.taps[0].shift - h.first) * pitch;
@@ -152,6 +154,7 @@ void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Te
                      task.to_row = g.w.in;
                      task.rows = next - row;
                      task.count = g.w.in;
+                     task.width = g.w.out;
                      task.lanes = lanes.data();
                      micro::kernels<float>().gather_pairs(task);
                    }
@@ -179,6 +182,7 @@ void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, co
     task.weight_row = g.h.tap_step() * g.w.kernel;
     task.rows = end - begin;
     task.count = g.w.in;
+    task.width = g.w.out;
     task.lanes = lanes.data();
     task.x = x.data<float>() + (plane * g.h.in + begin + tap->shift) * g.w.in;
     task.x_row = g.w.in;

@@ -53,13 +53,13 @@ inline std::int64_t groups_apart(std::int64_t groups, std::int64_t channels) {
   return channels / groups < 8 ? 1 : groups;
 }
 
-/// The steps of copied rows of some images, in pixels of `pixel` elements: all groups, each with `depth` of
-/// them, or if these are all, one group after the other.
+/// The steps of copied rows of some images, in pixels `step` elements apart: all groups, each with `depth` of
+/// them, or each group after the other.
 template <class T>
 Pixels<T> copied_pixels(const T* data, std::int64_t images, std::int64_t rows, std::int64_t width,
-                        std::int64_t pixel, std::int64_t depth) {
-  const std::int64_t image = rows * width * pixel;
-  return {data, image, width * pixel, pixel, pixel == depth ? images * image : depth};
+                        std::int64_t step, std::int64_t depth, bool one_after_the_other) {
+  const std::int64_t image = rows * width * step;
+  return {data, image, width * step, step, one_after_the_other ? images * image : depth};
 }
 
 constexpr std::int64_t kWindowBytes = 320 << 10;  // of copied rows that windows read, in the cache of a core
@@ -115,13 +115,13 @@ void copy_pixels(const Images& images, std::int64_t begin, std::int64_t end, con
 }
 
 /// Copies rows [row, row + rows) of image n, of either layout, to `to`, pixels of `padded` elements
-/// one after the other, and groups `group_step` apart.
+/// `step` apart, and groups `group_step` apart.
 template <class T>
 void copy_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t padded,
-               T* to, std::int64_t groups = 1, std::int64_t group_step = 0) {
+               T* to, std::int64_t step, std::int64_t groups = 1, std::int64_t group_step = 0) {
   const std::int64_t together = images.step == 1 ? rows : 1, count = together * images.width();
-  for (const std::int64_t end = row + rows; row < end; row += together, to += count * padded) {
-    copy_channels(images.tensor, images.at<T>(n, row), count, groups, padded, to, padded, group_step);
+  for (const std::int64_t end = row + rows; row < end; row += together, to += count * step) {
+    copy_channels(images.tensor, images.at<T>(n, row), count, groups, padded, to, step, group_step);
   }
 }
 
@@ -142,7 +142,7 @@ void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, co
   if (known > 0) std::copy_n(to + (rows.begin - copied.begin) * row, known * row, to);
   for (std::int64_t n = 0; n < count; ++n) {
     copy_rows(images, first + n, rows.begin + known, rows.size() - known, images.size(1),
-              to + (n * rows.size() + known) * row);
+              to + (n * rows.size() + known) * row, images.size(1));
   }
 }
 
@@ -197,9 +197,21 @@ struct PixelSource {
   /// Groups that are apart in a copy, and elements of its pixels.
   std::int64_t apart() const { return groups_apart(groups, images.tensor.size(1)); }
   std::int64_t pixel() const { return images.tensor.size(1) / apart(); }
+  /// From a pixel of a copy to the next one. A line more where pixels would share few sets of a cache.
+  template <class T>
+  std::int64_t step() const {
+    constexpr std::int64_t kLine = 64 / sizeof(T), kShared = 512 / sizeof(T);
+    return pixel() + (pixel() % kShared == 0 ? kLine : 0);
+  }
+  /// Elements of a row of a copy.
+  template <class T>
+  std::int64_t row() const {
+    return apart() * step<T>() * images.width();
+  }
   template <class T>
   Pixels<T> copied(const T* data, std::int64_t count, std::int64_t rows) const {
-    return copied_pixels(data, count, rows, images.width(), pixel(), images.tensor.size(1) / groups);
+    return copied_pixels(data, count, rows, images.width(), step<T>(), images.tensor.size(1) / groups,
+                         apart() == groups);
   }
 };
 
@@ -215,8 +227,8 @@ template <class T, class F>
 void for_each_block(const PixelSource& x, const PixelSource& y, std::int64_t slack, std::int64_t sum_bytes,
                     F f) {
   const std::int64_t block_bytes = (sum_bytes > 8 << 20 ? 8 : 1) << 20;
-  const auto image = [](const Images& i) { return i.tensor.size(1) * i.rows * i.width(); };
-  const std::int64_t n = x.images.tensor.size(0), x_image = image(x.images), y_image = image(y.images);
+  const std::int64_t n = x.images.tensor.size(0), x_image = x.row<T>() * x.images.rows,
+                     y_image = y.row<T>() * y.images.rows;
   const std::int64_t copied = (x.in_place ? 0 : x_image) + (y.in_place ? 0 : y_image);
   const std::int64_t block =
       copied == 0

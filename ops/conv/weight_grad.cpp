@@ -103,7 +103,7 @@ class WeightGrad {
   }
 
   void add_parts() {
-    const std::int64_t x_row = g_.ci * g_.w.in, y_row = g_.co * g_.w.out;
+    const std::int64_t x_row = x_source_.row<T>(), y_row = y_source_.row<T>();
     const std::int64_t band = parts_.band, bands = parts_.bands, together = parts_.together,
                        y_rows = parts_.rows_of_y(band);
     parallel_for(parts_.count, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -145,7 +145,7 @@ class WeightGrad {
     if (source.in_place) return p;
     p = source.copied<T>(copy, images, row_end - row);
     for (std::int64_t k = 0; k < images; ++k) {
-      copy_rows(source.images, n + k, row, row_end - row, source.pixel(), copy + k * p.image_step,
+      copy_rows(source.images, n + k, row, row_end - row, source.pixel(), copy + k * p.image_step, p.w_step,
                 source.apart(), p.group_step);
     }
     p.data -= row * p.h_step;

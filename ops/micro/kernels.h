@@ -297,7 +297,7 @@ struct Kernels {
   void (*rectify)(const Rectification<T>&);
   /// Null for double.
   void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
-  /// For AVX-512 and float, else null.
+  /// For AVX2, AVX-512 and float, else null, and in builds for size.
   void (*spread_pairs)(const PairTask&);
   void (*gather_pairs)(const PairTask&);
   void (*pair_sums)(const PairTask&);

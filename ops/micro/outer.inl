@@ -32,12 +32,37 @@ void outer_tile(const Outer<T>& t, std::int64_t first, Asking& asking) {
   }
 }
 
+/// Pixels that all tiles add before the next ones, so that the nearest cache has them from the second tile
+/// on.
+constexpr std::int64_t kPixelsOfTiles = 128;
+
+/// Calls f with tasks of some pixels each.
+template <class T, class F>
+inline void for_some_pixels(const Outer<T>& t, F f) {
+  const auto fit = [](std::int64_t pixels) { return pixels < kPixelsOfTiles ? kPixelsOfTiles / pixels : 1; };
+  const std::int64_t rows = fit(t.counts[2] + (t.counts[2] == 0)),
+                     images = rows < t.counts[1] ? 1 : fit(t.counts[1] * t.counts[2] + (t.counts[2] == 0));
+  Outer<T> some = t;
+  for (std::int64_t i = 0; i < t.counts[0]; i += images) {
+    some.counts[0] = t.counts[0] - i < images ? t.counts[0] - i : images;
+    for (std::int64_t j = 0; j < t.counts[1]; j += rows) {
+      some.counts[1] = t.counts[1] - j < rows ? t.counts[1] - j : rows;
+      some.a = t.a + i * t.a_step[0] + j * t.a_step[1];
+      some.b = t.b + i * t.b_step[0] + j * t.b_step[1];
+      f(some);
+    }
+  }
+}
+
 template <class T>
 void outer(const Outer<T>& t) {
   with_constant<kMaxVectors>(t.vectors, [&]<int V>() {
     const std::int64_t tiles = (t.rows + kTileRows<V> - 1) / kTileRows<V>;
     Asking asking(t.ahead, tiles * t.counts[0] * t.counts[1] * spells(t.counts[2]));
-    for_each_tile<kTileRows<V>>(t.rows,
-                                [&]<int M>(std::int64_t first) { outer_tile<T, V, M>(t, first, asking); });
+    const auto add = [&](const Outer<T>& some) {
+      for_each_tile<kTileRows<V>>(
+          t.rows, [&]<int M>(std::int64_t first) { outer_tile<T, V, M>(some, first, asking); });
+    };
+    tiles == 1 ? add(t) : for_some_pixels(t, add);
   });
 }

@@ -1,8 +1,9 @@
 // Rows of one channel at stride 2 along w: tap k of a row of the kernel takes element m of x to element
 // 2m + at + k of y. Vectors of y are split or joined in registers, and what lies a few elements further is
 // shifted in from the vectors beside them, so that nothing is loaded twice and rows that are aligned are
-// loaded so. For AVX-512 and float, and few taps; others, and builds for size, go by planes.
-#if defined(__AVX512F__) && !defined(TAPEDECK_SMALL)
+// loaded so. (x is loaded again where registers are few: it is copied to the nearest cache.) For AVX2,
+// AVX-512 and float, and few taps; others, and builds for size, go by planes.
+#if defined(__AVX2__) && !defined(TAPEDECK_SMALL)
 #define TAPEDECK_MICRO_PAIRS
 
 /// Tap k of those that begin at `At`: it meets element 2(m + kHalf) + kPhase of y.
@@ -16,25 +17,13 @@ template <int L, int Shift>
 struct Shifted {
   static constexpr int at(int l) { return l + Shift + (Shift < 0 ? L : 0); }
 };
-/// Elements m + Half of a phase: of the vector of the phase, and of the pairs beside it.
-template <int L, int Half, int Phase>
-struct ShiftedPairs {
-  static constexpr int at(int l) {
-    const int m = l + Half;
-    return m < 0 ? 2 * L + 2 * m + Phase : m < L ? m : L + 2 * (m - L) + Phase;
-  }
-};
-
-inline Vector<float> load_lanes(const float* from, std::uint16_t lanes) {
-  return reinterpret_cast<Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
-}
-
 /// Asks for V vectors of a tensor whose rows follow each other, a page before they are read: a processor's
 /// own requests stop where a page ends.
 template <int V>
 inline void ask_ahead(const float* from) {
-  constexpr std::int64_t kAhead = 1024;  // elements
-  TAPEDECK_UNROLL for (int v = 0; v < V; ++v) __builtin_prefetch(from + kAhead + v * kLanes<float>, 0, 2);
+  constexpr std::int64_t kAhead = 1024, kLine = 16;  // elements
+  TAPEDECK_UNROLL for (int i = 0; i < V * kLanes<float>; i += kLine)
+      __builtin_prefetch(from + kAhead + i, 0, 2);
 }
 
 /// Copies past the caches, whole lines of the target.
@@ -61,53 +50,87 @@ template <int Taps, int At, int V>
       TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
         const int first = kShift < 0 ? v : v + 1;
         sums[v][PairTap<At, k>::kPhase] +=
-            w * (kShift == 0 ? raw[v + 1] : permute<Shifted<L, kShift>>(raw[first], raw[first + 1]));
+            w * (kShift == 0                      ? raw[v + 1]
+                 : TAPEDECK_MICRO_REGISTERS == 32 ? permute<Shifted<L, kShift>>(raw[first], raw[first + 1])
+                                                  : load(from + (v + 1) * L + kShift));
       }
     });
   }
+  Vector<float> joined[2 * V];
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
-    for_each_constant<2>([&]<int half>() {
-      Vector<float> joined = merge<L, WantedOfJoin<L, 2, half>>(sums[v], sums[v][0]);
-      if (t.negative_slope != 1) joined = rectified(joined, t.negative_slope);
-      const std::int64_t at = 2 * (m + v * L) + half * L;
+    joined[2 * v] = merge<L, WantedOfJoin<L, 2, 0>>(sums[v], sums[v][0]);
+    joined[2 * v + 1] = merge<L, WantedOfJoin<L, 2, 1>>(sums[v], sums[v][0]);
+  }
+  if (t.negative_slope != 1) {
+    TAPEDECK_UNROLL for (Vector<float>& u : joined) u = rectified(u, t.negative_slope);
+  }
+  y += 2 * m;
+  const std::int64_t left = t.width - 2 * m;
+  if (t.past_caches && left >= 2 * V * L) {
+    TAPEDECK_UNROLL for (int i = 0; i < 2 * V; ++i) store_past_caches(y + i * L, joined[i]);
+  } else if (left >= 2 * V * L) {
+    TAPEDECK_UNROLL for (int i = 0; i < 2 * V; ++i) store(y + i * L, joined[i]);
+  } else {
+    TAPEDECK_UNROLL for (int i = 0; i < 2 * V; ++i) {
       if (t.past_caches) {
-        if (at < t.width) store_past_caches(y + at, joined);
+        if (i * L < left) store_past_caches(y + i * L, joined[i]);
       } else {
-        store(y + at, joined, part<float>(t.width, at));
+        store(y + i * L, joined[i], part<float>(left, i * L));
       }
-    });
+    }
   }
 }
+
+/// Of pixels of x, so that sums and what they meet fit the registers.
+constexpr int kSpreadVectors = TAPEDECK_MICRO_REGISTERS == 32 ? 2 : 4;
 
 template <int Taps, int At>
 void spread_pairs(const PairTask& t) {
   constexpr std::int64_t L = kLanes<float>;
+  constexpr int V = kSpreadVectors;
+  const std::int64_t vectors = (t.width + 2 * L - 1) / (2 * L);
   const float* x = t.from;
   float* y = t.to;
   const float* ahead = t.ahead;
   const std::int64_t asked = t.rows > 0 ? (t.ahead_count + t.rows - 1) / t.rows : 0;  // of a row
   for (std::int64_t i = 0; i < t.rows; ++i, x += t.from_row, y += t.to_row) {
-    for (const float* const until = ahead + asked; ahead < until; ahead += L) __builtin_prefetch(ahead, 0, 2);
-    std::int64_t m = 0;
-    for (; 2 * (m + L) < t.width; m += 2 * L) spread_tile<Taps, At, 2>(t, x, y, m);
-    if (2 * m < t.width) spread_tile<Taps, At, 1>(t, x, y, m);
+    for (const float* const until = ahead + asked; ahead < until; ahead += 16)
+      __builtin_prefetch(ahead, 0, 2);
+    std::int64_t m = 0, left = vectors;
+    for (; left >= V; left -= V, m += V * L) spread_tile<Taps, At, V>(t, x, y, m);
+    if (left > 0) with_constant<V - 1>(left, [&]<int Rest>() { spread_tile<Taps, At, Rest>(t, x, y, m); });
   }
+}
+
+#if defined(__AVX512F__)
+/// Elements m + Half of a phase: of the vector of the phase, and of the pairs beside it.
+template <int L, int Half, int Phase>
+struct ShiftedPairs {
+  static constexpr int at(int l) {
+    const int m = l + Half;
+    return m < 0 ? 2 * L + 2 * m + Phase : m < L ? m : L + 2 * (m - L) + Phase;
+  }
+};
+
+inline Vector<float> load_lanes(const float* from, std::uint16_t lanes) {
+  return reinterpret_cast<Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
 }
 
 /// The vectors of a row of y that V vectors of x meet, and their neighbours.
 template <int V>
 struct PairsOfRow {
   static constexpr int L = kLanes<float>;
+  const std::uint16_t* const lanes;
   Vector<float> raw[2 * V + 2], halves[V][2];
 
   /// Before the first advance() to element m.
-  PairsOfRow(const float* row, std::int64_t m, const std::uint16_t* lanes) {
+  PairsOfRow(const PairTask& t, const float* row, std::int64_t m) : lanes(t.lanes) {
     TAPEDECK_UNROLL for (int i = 0; i < 2; ++i) {
       raw[2 * V + i] = load_lanes(row + 2 * m + (i - 1) * L, lanes[2 * m / L + i]);
     }
   }
   /// To the vectors from m on, which follow those before.
-  void advance(const float* row, std::int64_t m, const std::uint16_t* lanes) {
+  void advance(const float* row, std::int64_t m) {
     raw[0] = raw[2 * V];
     raw[1] = raw[2 * V + 1];
     TAPEDECK_UNROLL for (int i = 2; i < 2 * V + 2; ++i) {
@@ -119,33 +142,83 @@ struct PairsOfRow {
       halves[v][1] = merge<L, WantedOfSplit<L, 2, 1>>(pair, pair[0]);
     }
   }
-  template <class Tap>
-  Vector<float> of(int v) const {
+  /// What tap k meets.
+  template <int At, int k, bool>
+  Vector<float> of_tap(int v) const {
+    using Tap = PairTap<At, k>;
     if constexpr (Tap::kHalf == 0) return halves[v][Tap::kPhase];
     return permute<ShiftedPairs<L, Tap::kHalf, Tap::kPhase>>(halves[v][Tap::kPhase],
                                                              raw[Tap::kHalf < 0 ? 2 * v : 2 * v + 3]);
   }
-};
+  /// To elements of x, and from them.
+  static Vector<float> in_order(Vector<float> x) { return x; }
 
-template <int Taps, int At, int V>
+  /// Whether of_tap() asks for rows' ends.
+  template <int Taps, int At>
+  static bool is_inside(const PairTask&, std::int64_t) {
+    return true;
+  }
+};
+#else
+/// The elements of a row of y that V vectors of x meet, loaded for two taps at a time where these begin, and
+/// split within the halves of registers: lanes are elements 0, 1, 4, 5, 2, 3, 6 and 7 of x.
+template <int V>
+struct PairsOfRow {
+  static constexpr int L = kLanes<float>;
+  const float* from = nullptr;
+  std::int64_t first = 0;  // that is at `from`
+  const std::int64_t width;
+
+  PairsOfRow(const PairTask& t, const float*, std::int64_t) : width(t.width) {}
+  void advance(const float* row, std::int64_t m) { from = row + 2 * m, first = 2 * m; }
+  template <int At, int k, bool kInside>
+  Vector<float> of_tap(int v) const {
+    const std::int64_t at = At + k - k % 2 + 2 * v * L;
+    const Vector<float> a = load_row<kInside>(at), b = load_row<kInside>(at + L);
+    if constexpr (k % 2 == 0) return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14);
+    return __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  }
+  static Vector<float> in_order(Vector<float> x) {
+    return __builtin_shufflevector(x, x, 0, 1, 4, 5, 2, 3, 6, 7);
+  }
+  template <int Taps, int At>
+  static bool is_inside(const PairTask& t, std::int64_t m) {
+    constexpr int kLast = Taps - 1 - (Taps - 1) % 2;
+    return 2 * m + At >= 0 && 2 * (m + V * L) + At + kLast <= t.width;
+  }
+
+ private:
+  template <bool kInside>
+  Vector<float> load_row(std::int64_t at) const {
+    if constexpr (kInside) return load(from + at);
+    const __m256i element = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first + at)),
+                                             _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)),
+                  before_end = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(width)), element);
+    return reinterpret_cast<Vector<float>>(
+        _mm256_maskload_ps(from + at, _mm256_andnot_si256(_mm256_srai_epi32(element, 31), before_end)));
+  }
+};
+#endif
+
+template <int Taps, int At, int V, bool kInside>
 [[gnu::always_inline]] inline void gather_tile(const PairTask& t, const float* y, float* x, std::int64_t m) {
   constexpr int L = kLanes<float>;
   Vector<float> sums[V][2] = {};  // of each phase, so that fewer additions wait for each other
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[v][0] = broadcast(t.start);
   const float* weights = t.weights;
   for (std::int64_t i = 0; i < t.tap_rows; ++i, y += t.tap_row, weights += t.weight_row) {
-    PairsOfRow<V> pairs(y, m, t.lanes);
-    pairs.advance(y, m, t.lanes);
+    PairsOfRow<V> pairs(t, y, m);
+    pairs.advance(y, m);
     if (i + 2 >= t.tap_rows) ask_ahead<2 * V>(y + 2 * m);  // rows that the results before have not read
     for_each_constant<Taps>([&]<int k>() {
       const Vector<float> w = broadcast(weights[k]);
       TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
-        sums[v][PairTap<At, k>::kPhase] += w * pairs.template of<PairTap<At, k>>(v);
+        sums[v][k % 2] += w * pairs.template of_tap<At, k, kInside>(v);
       }
     });
   }
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
-    Vector<float> sum = sums[v][0] + sums[v][1];
+    Vector<float> sum = PairsOfRow<V>::in_order(sums[v][0] + sums[v][1]);
     if (t.negative_slope != 1) sum = rectified(sum, t.negative_slope);
     store(x + m + v * L, sum, part<float>(t.count, m + v * L));
   }
@@ -156,10 +229,14 @@ void gather_pairs(const PairTask& t) {
   constexpr std::int64_t L = kLanes<float>;
   const float* y = t.from;
   float* x = t.to;
+  const auto gather = [&]<int V>(std::int64_t m) __attribute__((always_inline)) {
+    PairsOfRow<V>::template is_inside<Taps, At>(t, m) ? gather_tile<Taps, At, V, true>(t, y, x, m)
+                                                      : gather_tile<Taps, At, V, false>(t, y, x, m);
+  };
   for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.to_row) {
     std::int64_t m = 0;
-    for (; m + L < t.count; m += 2 * L) gather_tile<Taps, At, 2>(t, y, x, m);
-    if (m < t.count) gather_tile<Taps, At, 1>(t, y, x, m);
+    for (; m + L < t.count; m += 2 * L) gather.template operator()<2>(m);
+    if (m < t.count) gather.template operator()<1>(m);
   }
 }
 
@@ -169,29 +246,31 @@ void pair_sums(const PairTask& t) {
   Vector<float> sums[Rows][Taps] = {};
   const float *y = t.from, *x = t.x;
   for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.x_row) {
-    PairsOfRow<1> pairs(y, 0, t.lanes);
-    for (std::int64_t m = 0; m < t.count; m += L) {
-      pairs.advance(y, m, t.lanes);
+    PairsOfRow<1> pairs(t, y, 0);
+    const auto add = [&]<bool kInside>(std::int64_t m) {
+      pairs.advance(y, m);
       ask_ahead<2>(y + 2 * m);
       ask_ahead<1>(x + m);
       Vector<float> factors[Rows];
       TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
-        factors[r] = load(x + r * t.tap_row + m, part<float>(t.count, m));
+        factors[r] = pairs.in_order(load(x + r * t.tap_row + m, part<float>(t.count, m)));
       }
       for_each_constant<Taps>([&]<int k>() {
-        const Vector<float> of_tap = pairs.template of<PairTap<At, k>>(0);
+        const Vector<float> of_tap = pairs.template of_tap<At, k, kInside>(0);
         TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) sums[r][k] += factors[r] * of_tap;
       });
+    };
+    for (std::int64_t m = 0; m < t.count; m += L) {
+      pairs.template is_inside<Taps, At>(t, m) ? add.template operator()<true>(m)
+                                               : add.template operator()<false>(m);
     }
   }
-  Vector<float> columns[L] = {};  // of Rows * Taps sums each
   TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
-    TAPEDECK_UNROLL for (int k = 0; k < Taps; ++k) columns[r * Taps + k] = sums[r][k];
-  }
-  float results[L];
-  store(results, sum_lanes<float>(columns));
-  for (int r = 0; r < Rows; ++r) {
-    for (int k = 0; k < Taps; ++k) t.to[r * t.weight_row + k] += results[r * Taps + k];
+    Vector<float> columns[L] = {};  // of Taps sums each
+    TAPEDECK_UNROLL for (int k = 0; k < Taps; ++k) columns[k] = sums[r][k];
+    float results[L];
+    store(results, sum_lanes<float>(columns));
+    for (int k = 0; k < Taps; ++k) t.to[r * t.weight_row + k] += results[k];
   }
 }
 

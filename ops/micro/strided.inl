@@ -45,6 +45,102 @@ struct WantedOfJoin {
   static constexpr int source(int l) { return (v * L + l) % S; }
   static constexpr int lane(int l) { return (v * L + l) / S; }
 };
+/// Lane l of vector v of what is joined: of phase r if it belongs to that, else as it is.
+template <int L, int S, int v, int r>
+struct MergePhase {
+  static constexpr int at(int l) { return (v * L + l) % S == r ? L + (v * L + l) / S : l; }
+};
+
+// Without permutations of two registers, one costs three instructions, a selection by lanes one. At odd steps
+// the elements of a phase lie in lanes of their own, all of them: so a phase is selected, then permuted.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int S>
+constexpr bool kSelects = S % 2 == 1 && S > 1;
+#else
+template <int S>
+constexpr bool kSelects = false;
+#endif
+/// Lanes of vector v where its element is of phase r, others as they are.
+template <int L, int S, int v, int r>
+struct SelectPhase {
+  static constexpr int at(int l) { return (v * L + l) % S == r ? L + l : l; }
+};
+/// Elements of phase r to the lanes where they lie in a row, and back.
+template <int L, int S, int r>
+struct ToLanesOfRow {
+  static constexpr int at(int l) {
+    int m = 0;
+    while ((m * S + r) % L != l) ++m;
+    return m;
+  }
+};
+template <int L, int S, int r>
+struct FromLanesOfRow {
+  static constexpr int at(int l) { return (l * S + r) % L; }
+};
+
+/// Phase r of S vectors of a row.
+template <class T, int S, int r>
+[[gnu::always_inline]] inline Vector<T> phase_of(const Vector<T> (&x)[S]) {
+  constexpr int L = kLanes<T>;
+  if constexpr (kSelects<S>) {
+    Vector<T> phase = x[0];
+    for_each_constant<S>([&]<int v>() {
+      if constexpr (v > 0) phase = permute<SelectPhase<L, S, v, r>>(phase, x[v]);
+    });
+    return permute<FromLanesOfRow<L, S, r>>(phase, phase);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  } else if constexpr (S == 4 && L == 8) {  // twice every second element, within halves of registers
+    constexpr int k = r % 2, n = r / 2;
+    const Vector<T> a = __builtin_shufflevector(x[0], x[1], k, k + 2, k + 8, k + 10, k + 4, k + 6, k + 12,
+                                                k + 14),
+                    b = __builtin_shufflevector(x[2], x[3], k, k + 2, k + 8, k + 10, k + 4, k + 6, k + 12,
+                                                k + 14),
+                    c = __builtin_shufflevector(a, b, n, n + 2, n + 8, n + 10, n + 4, n + 6, n + 12, n + 14);
+    return __builtin_shufflevector(c, c, 0, 4, 1, 5, 2, 6, 3, 7);
+#endif
+  } else {
+    return merge<L, WantedOfSplit<L, S, r>>(x, x[0]);
+  }
+}
+
+/// Puts phase r into S vectors of a row.
+template <class T, int S, int r>
+[[gnu::always_inline]] inline void put_phase(Vector<T> (&row)[S], Vector<T> phase) {
+  constexpr int L = kLanes<T>;
+  if constexpr (kSelects<S>) {
+    const Vector<T> in_lanes = permute<ToLanesOfRow<L, S, r>>(phase, phase);
+    for_each_constant<S>([&]<int v>() { row[v] = permute<SelectPhase<L, S, v, r>>(row[v], in_lanes); });
+  } else {
+    for_each_constant<S>([&]<int v>() { row[v] = permute<MergePhase<L, S, v, r>>(row[v], phase); });
+  }
+}
+
+/// S vectors of a row of all phases.
+template <class T, int S>
+[[gnu::always_inline]] inline void join_phases(const Vector<T> (&x)[S], Vector<T> (&row)[S]) {
+  constexpr int L = kLanes<T>;
+  if constexpr (kSelects<S>) {
+    TAPEDECK_UNROLL for (int v = 0; v < S; ++v) row[v] = x[0];
+    for_each_constant<S>([&]<int r>() { put_phase<T, S, r>(row, x[r]); });
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  } else if constexpr (S == 4 && L == 8) {  // the way back of phase_of()
+    Vector<T> y[S];
+    TAPEDECK_UNROLL for (int r = 0; r < S; ++r) y[r] =
+        __builtin_shufflevector(x[r], x[r], 0, 2, 4, 6, 1, 3, 5, 7);
+    const Vector<T> a = __builtin_shufflevector(y[0], y[1], 0, 8, 1, 9, 4, 12, 5, 13),
+                    b = __builtin_shufflevector(y[2], y[3], 0, 8, 1, 9, 4, 12, 5, 13),
+                    c = __builtin_shufflevector(y[0], y[1], 2, 10, 3, 11, 6, 14, 7, 15),
+                    d = __builtin_shufflevector(y[2], y[3], 2, 10, 3, 11, 6, 14, 7, 15);
+    row[0] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+    row[1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    row[2] = __builtin_shufflevector(c, d, 0, 1, 8, 9, 4, 5, 12, 13);
+    row[3] = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
+#endif
+  } else {
+    for_each_constant<S>([&]<int v>() { row[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
+  }
+}
 
 constexpr int kMaxStep = 5;
 
@@ -64,7 +160,7 @@ inline void split_vectors(const Strided<T>& t, const T* in, T* out, std::int64_t
   }
   for_each_constant<S>([&]<int r>() {
     if (t.offsets[r] < 0) return;
-    const Vector<T> phase = merge<L, WantedOfSplit<L, S, r>>(x, x[0]);
+    const Vector<T> phase = phase_of<T, S, r>(x);
     whole ? store(out + t.offsets[r] + i, phase) : store(out + t.offsets[r] + i, phase, part<T>(t.count, i));
   });
 }
@@ -75,12 +171,6 @@ void split_row(const Strided<T>& t, const T* in, T* out) {
   for (; i + kLanes<T> <= t.count; i += kLanes<T>) split_vectors<T, S, true>(t, in, out, i);
   if (i < t.count) split_vectors<T, S, false>(t, in, out, i);
 }
-
-/// Lane l of vector v of what is joined: of phase r if it belongs to that, else as it is.
-template <int L, int S, int v, int r>
-struct MergePhase {
-  static constexpr int at(int l) { return (v * L + l) % S == r ? L + (v * L + l) / S : l; }
-};
 
 /// `gaps`: whether there are phases without elements.
 template <class T, int S, bool whole, bool gaps>
@@ -95,13 +185,12 @@ inline void join_vectors(const Strided<T>& t, const T* in, T* out, std::int64_t 
     TAPEDECK_UNROLL for (int v = 0; v < S; ++v) joined[v] = broadcast(t.start);
     for_each_constant<S>([&]<int r>() {
       if (t.offsets[r] < 0) return;
-      const Vector<T> x = phase(r);
-      for_each_constant<S>([&]<int v>() { joined[v] = permute<MergePhase<L, S, v, r>>(joined[v], x); });
+      put_phase<T, S, r>(joined, phase(r));
     });
   } else {
     Vector<T> x[S];
     TAPEDECK_UNROLL for (int r = 0; r < S; ++r) x[r] = phase(r);
-    for_each_constant<S>([&]<int v>() { joined[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
+    join_phases<T, S>(x, joined);
   }
   TAPEDECK_UNROLL for (int v = 0; v < S; ++v) {
     T* to = out + i * S + v * L;

@@ -53,6 +53,43 @@ inline void store_first(float* to, Vector<float> v, std::int64_t n) {
 inline void store_first(double* to, Vector<double> v, std::int64_t n) {
   _mm512_mask_storeu_pd(to, static_cast<__mmask8>(first_lanes(n)), reinterpret_cast<__m512d>(v));
 }
+#elif defined(__AVX2__)
+inline Vector<float> load_first(const float* from, std::int64_t n) {
+  const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+  return reinterpret_cast<Vector<float>>(
+      _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane)));
+}
+inline Vector<double> load_first(const double* from, std::int64_t n) {
+  const __m256i lane = _mm256_set_epi64x(3, 2, 1, 0);
+  return reinterpret_cast<Vector<double>>(
+      _mm256_maskload_pd(from, _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), lane)));
+}
+// Masked stores take many cycles on processors without AVX-512.
+inline void store_first(float* to, Vector<float> v, std::int64_t n) {
+  const __m256 all = reinterpret_cast<__m256>(v);
+  __m128 some = _mm256_castps256_ps128(all);
+  if ((n & 4) != 0) {
+    _mm_storeu_ps(to, some);
+    to += 4;
+    some = _mm256_extractf128_ps(all, 1);
+  }
+  if ((n & 2) != 0) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), some);
+    to += 2;
+    some = _mm_movehl_ps(some, some);
+  }
+  if ((n & 1) != 0) _mm_store_ss(to, some);
+}
+inline void store_first(double* to, Vector<double> v, std::int64_t n) {
+  const __m256d all = reinterpret_cast<__m256d>(v);
+  __m128d some = _mm256_castpd256_pd128(all);
+  if ((n & 2) != 0) {
+    _mm_storeu_pd(to, some);
+    to += 2;
+    some = _mm256_extractf128_pd(all, 1);
+  }
+  if ((n & 1) != 0) _mm_store_sd(to, some);
+}
 #else
 template <class T>
 inline Vector<T> load_first(const T* from, std::int64_t n) {
