@@ -2,13 +2,13 @@
 """ConvTranspose2d on a GPU: Tapedeck's times beside PyTorch's, in one run.
 
     python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,tf32_cl,bf16_cl]
-        [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
+        [--tune] [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
         [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
 bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
-cudnn.benchmark; --peer reads its times (or those of shared/peers) from a file of JSON lines instead; without PyTorch
+cudnn.benchmark, which tries algorithms; --tune has ours tried, too. --peer reads its times (or those of shared/peers) from a file of JSON lines instead; without PyTorch
 only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 
 --random times that many random parameter sets instead, briefly, and with --neighbours each one's share of its limit
@@ -106,6 +106,7 @@ def main():
     parser.add_argument("--bench")
     parser.add_argument("--modes", default="fp32,tf32,bf16,tf32_cl,bf16_cl")
     parser.add_argument("--shapes", default="", help="all")
+    parser.add_argument("--tune", action="store_true", help="try our algorithms, instead of estimating their times")
     parser.add_argument("--peer")
     parser.add_argument("--json")
     parser.add_argument("--commit")
@@ -136,7 +137,8 @@ def main():
         near = {f"{name}/{i}": n for name, case in sets.items()
                 for i, n in enumerate(neighbours(case, args.neighbours, args.seed, GPU))}
         peers, what = what + ["--sets", written(sets)], what + ["--sets", written({**sets, **near})]
-    (ours, about), theirs, about_peer = lines(run([args.bench, *what])), {}, {}
+    tuned = ["--tune"] if args.tune else []
+    (ours, about), theirs, about_peer = lines(run([args.bench, *tuned, *what])), {}, {}
     if args.peer:
         theirs, about_peer = lines(pathlib.Path(args.peer).read_text())
     elif importlib.util.find_spec("torch"):  # in a process of its own: PyTorch keeps memory

@@ -1,6 +1,6 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--list | --terms] [--shapes a,b] [--sets FILE]
+//   cuda_conv_bench [--list | --terms] [--tune] [--shapes a,b] [--sets FILE]
 //                   [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //
 // --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
@@ -8,7 +8,7 @@
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
-// TAPEDECK_CONV_ALGORITHM chooses kernels. The time is a median over replays; a graph holds enough calls for
+// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried (ops/conv/autotune.h). The time is a median over replays; a graph holds enough calls for
 // a millisecond. GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise,
 // are what explain() says of it, and the share of its limit that was reached. The first line tells the
 // bandwidth of a copy of 1 GiB, reading and writing, in this run.
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/autotune.h>
 #include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/core/cuda.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -180,6 +181,7 @@ int main(int argc, char** argv) {
     const std::string flag = argv[i];
     only_list |= flag == "--list";
     only_terms |= flag == "--terms";
+    if (flag == "--tune") set_conv_autotune(ConvAutotuneOptions{.budget_seconds = 3600});
     if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];

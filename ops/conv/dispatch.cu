@@ -475,7 +475,8 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
   add(known_choice(g, pass, x, y).algorithm);
   for (const ConvAlgorithm a : conv_estimate::kEstimated) add(a);
   for (const ConvAlgorithm a :
-       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix, ConvAlgorithm::thin})
+       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix, ConvAlgorithm::thin,
+        ConvAlgorithm::simt})
     add(a);
   return found;
 }

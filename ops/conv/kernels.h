@@ -7,9 +7,8 @@
 // and else the cheapest by a model of the costs (cost.h):
 //   planes       nchw tensors: the lanes of vectors are pixels. (correlate.cpp, pixel_sums.cpp)
 //   in_place     gradients of nchw tensors with y much larger than x: the lanes are x's channels, and y is
-//   read
-//                where it lies. (in_place.cpp)
-//   depthwise    nchw tensors, groups of one channel, stride 2 along w; float32 with AVX-512. (depthwise.cpp)
+//                read where it lies. (in_place.cpp)
+//   depthwise    nchw tensors, groups of one channel, stride 2 along w; float32 with AVX2. (depthwise.cpp)
 //   winograd     dilation 1, not in float64: minimal filtering (winograd.h), for many channels.
 //   thin         few result channels, and more channels that are read: the lanes are the latter.
 //   channelwise  groups of few result channels: the lanes are the result channels of all groups.

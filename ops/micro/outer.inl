@@ -33,15 +33,18 @@ void outer_tile(const Outer<T>& t, std::int64_t first, Asking& asking) {
 }
 
 /// Pixels that all tiles add before the next ones, so that the nearest cache has them from the second tile
-/// on.
+/// on: on a Zen 3, 24 rows of 128 lanes took 0.72 of the time. Where registers are 32, tiles are larger, and
+/// wait less.
 constexpr std::int64_t kPixelsOfTiles = 128;
 
 /// Calls f with tasks of some pixels each.
 template <class T, class F>
 inline void for_some_pixels(const Outer<T>& t, F f) {
-  const auto fit = [](std::int64_t pixels) { return pixels < kPixelsOfTiles ? kPixelsOfTiles / pixels : 1; };
-  const std::int64_t rows = fit(t.counts[2] + (t.counts[2] == 0)),
-                     images = rows < t.counts[1] ? 1 : fit(t.counts[1] * t.counts[2] + (t.counts[2] == 0));
+  const auto fit = [](std::int64_t pixels) {
+    return pixels == 0 || pixels > kPixelsOfTiles ? 1 : kPixelsOfTiles / pixels;
+  };
+  const std::int64_t rows = fit(t.counts[2]),
+                     images = rows < t.counts[1] ? 1 : fit(t.counts[1] * t.counts[2]);
   Outer<T> some = t;
   for (std::int64_t i = 0; i < t.counts[0]; i += images) {
     some.counts[0] = t.counts[0] - i < images ? t.counts[0] - i : images;
@@ -63,6 +66,6 @@ void outer(const Outer<T>& t) {
       for_each_tile<kTileRows<V>>(
           t.rows, [&]<int M>(std::int64_t first) { outer_tile<T, V, M>(some, first, asking); });
     };
-    tiles == 1 ? add(t) : for_some_pixels(t, add);
+    tiles == 1 || TAPEDECK_MICRO_REGISTERS == 32 ? add(t) : for_some_pixels(t, add);
   });
 }

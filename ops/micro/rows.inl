@@ -13,7 +13,7 @@ constexpr int kSumSets = V == 1 && TAPEDECK_MICRO_REGISTERS == 32 ? 2 : 1;
 
 template <class T, int V, int M>
 void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
-  constexpr int L = kLanes<T>, kSets = kSumSets<V>;
+  constexpr int L = kLanes<T>, kSets = kSumSets<V>, kAtOnce = kSets * kStepsAtOnce;
   const T* a = t.a + first * t.a_step;
   T* c = t.c + first * t.c_step;
   const std::int64_t last = t.columns - (V - 1) * L;  // columns of the last vector
@@ -47,10 +47,10 @@ void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
     for (std::int64_t k = 0; k < run->length;) {
       asking.spell();
       const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell;
-      for (; k + kSets <= stop; k += kSets) {
-        TAPEDECK_UNROLL for (int i = 0; i < kSets; ++i) add(sums[i], k + i);
+      for (; k + kAtOnce <= stop; k += kAtOnce) {
+        TAPEDECK_UNROLL for (int i = 0; i < kAtOnce; ++i) add(sums[i % kSets], k + i);
       }
-      for (; kSets > 1 && k < stop; ++k) add(sums[0], k);
+      for (; kAtOnce > 1 && k < stop; ++k) add(sums[0], k);
     }
   }
   TAPEDECK_UNROLL for (int i = 1; i < kSets; ++i) {

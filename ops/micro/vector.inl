@@ -215,6 +215,12 @@ class Asking {
   std::int64_t of_these_, left_, each_;
 };
 constexpr std::int64_t kSpell = 8;
+/// Steps of a loop over products that are written out.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TAPEDECK_SMALL)
+constexpr int kStepsAtOnce = 4;
+#else
+constexpr int kStepsAtOnce = 1;
+#endif
 inline std::int64_t spells(std::int64_t steps) {
   return (steps + kSpell - 1) / kSpell;
 }
