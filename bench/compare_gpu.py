@@ -173,7 +173,7 @@ def main():
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **about, **about_peer, "geometric_means": {
+        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **({"tuned": True} if args.tune else {}), **about, **about_peer, "geometric_means": {
             mode: {op: round(v, 3) for op, v in by_op.items()} for mode, by_op in means.items()}}, indent=1)
         times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
                  for key, r in ours.items()]

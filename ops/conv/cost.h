@@ -23,7 +23,8 @@ constexpr double kTransposed = 0.7, kTransposedBack = 1.4, kTransposedLate = 1.2
                  kSpreadToLanes = 3;                          // of a tensor
 constexpr double kRead = 0.74, kWritten = 0.8, kDense = 0.2;  // of planes; in place
 constexpr double kRow = 12;                                   // of a row of planes
-constexpr double kSplitPlanes = 1.15;   // times all of it, where planes are phases and vectors have 32 bytes
+// Times all of it, where planes are phases and vectors have 32 bytes: without permutations of two registers.
+constexpr double kSplitPlanes = 1.15;
 constexpr double kFarBytes = 8 << 20;   // of x and y, from which on both are in memory
 constexpr double kFarTransposed = 0.6;  // of an element then, beside the transpose
 constexpr double kFarPhases = 0.9;      // or of y, where planes or results are phases of it,

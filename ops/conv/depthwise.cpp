@@ -10,7 +10,8 @@
 // finds there what another has read; for the weight gradient into channels and some parts of the images,
 // whose sums are added in order. There a row of y serves two rows of taps at once.
 //
-// Zeros around a row meet weights, so that weights that are not finite spoil results at the border.
+// Zeros around a row meet weights, so that weights that are not finite spoil results at the border; likewise
+// what y has behind the last element of x, in sums of the weight gradient.
 #include <algorithm>
 
 #include <tapedeck/core/parallel.h>

@@ -449,6 +449,19 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
 std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
                                            const Tensor& y) {
   using namespace conv_gemm;
+  // Direct kernels take seconds for large layers. What has no estimate (too few were measured) is tried
+  // anyway, and so is simt, which computes some weight gradients of float32 faster than all others.
+  constexpr double kHopeless = 8;  // times the least estimate
+  const ConvCall call(g, pass, y.dtype(), pass == ConvPass::input_gradient ? y.layout() : x.layout());
+  const Offer offer(call, y.dtype(), x.layout(), y.layout(), has_wgmma(y.device()));
+  double least = std::numeric_limits<double>::infinity();
+  const auto estimated = [&](ConvAlgorithm a) {
+    return y.dtype() == DType::float64 || !fits(g) || !offer.has(a)
+               ? 0
+               : conv_estimate::estimate(a, call, offer.strip.value_or(StripEffort{}));
+  };
+  for (const ConvAlgorithm a : conv_estimate::kEstimated)
+    if (offer.has(a)) least = std::min(least, estimated(a));
   std::vector<ConvAlgorithm> found;
   std::vector<std::pair<ConvAlgorithm, int>> ways;  // of these, and what wgmma makes of them
   const auto add = [&](ConvAlgorithm a) {
@@ -473,10 +486,10 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
     found.push_back(a);
   };
   add(known_choice(g, pass, x, y).algorithm);
-  for (const ConvAlgorithm a : conv_estimate::kEstimated) add(a);
-  for (const ConvAlgorithm a :
-       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix, ConvAlgorithm::thin,
-        ConvAlgorithm::simt})
+  for (const ConvAlgorithm a : conv_estimate::kEstimated)
+    if (const double time = estimated(a); time <= kHopeless * least || std::isinf(time)) add(a);
+  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix,
+                                ConvAlgorithm::thin, ConvAlgorithm::simt})
     add(a);
   return found;
 }

@@ -197,11 +197,12 @@ struct PixelSource {
   /// Groups that are apart in a copy, and elements of its pixels.
   std::int64_t apart() const { return groups_apart(groups, images.tensor.size(1)); }
   std::int64_t pixel() const { return images.tensor.size(1) / apart(); }
-  /// From a pixel of a copy to the next one. A line more where pixels would share few sets of a cache.
+  /// From a pixel of a copy to the next one. Where pixels would share few sets of a cache there is a line
+  /// more, which is not written: not where vectors reach beyond the channels of a narrow group.
   template <class T>
   std::int64_t step() const {
     constexpr std::int64_t kLine = 64 / sizeof(T), kShared = 512 / sizeof(T);
-    return pixel() + (pixel() % kShared == 0 ? kLine : 0);
+    return pixel() + (apart() == groups && pixel() % kShared == 0 ? kLine : 0);
   }
   /// Elements of a row of a copy.
   template <class T>

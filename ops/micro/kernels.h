@@ -218,8 +218,9 @@ struct Strided {
 ///   pair_sums      to[k,j] += the sum over i, m of x[i,k,m] * from[i,2m + at + j] for k < tap_rows, 1 or 2:
 ///                  tap_row lies between x's k, weight_row between those of `to`
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
-/// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read only
-/// the lanes of each vector that `lanes` has, which begins with the vector before the row; the rest is zeros.
+/// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read the
+/// first `width` elements of rows, and zeros beside them; `lanes` says the same of each vector, from the one
+/// before the row on.
 /// Results of the first two are rectified. There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to
 /// 0. spread_pairs asks the second cache for `ahead_count` elements from `ahead` on.
 constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;

@@ -1,8 +1,8 @@
 // Rows of one channel at stride 2 along w: tap k of a row of the kernel takes element m of x to element
-// 2m + at + k of y. Vectors of y are split or joined in registers, and what lies a few elements further is
-// shifted in from the vectors beside them, so that nothing is loaded twice and rows that are aligned are
-// loaded so. (x is loaded again where registers are few: it is copied to the nearest cache.) For AVX2,
-// AVX-512 and float, and few taps; others, and builds for size, go by planes.
+// 2m + at + k of y. Vectors of y are split or joined in registers. With AVX-512 what lies a few elements
+// further is shifted in from the vectors beside them, so that nothing is loaded twice and rows that are
+// aligned are loaded so; with AVX2, which has few registers and no permutations of two, it is loaded again,
+// unaligned, from the nearest cache. For float, and few taps; others, and builds for size, go by planes.
 #if defined(__AVX2__) && !defined(TAPEDECK_SMALL)
 #define TAPEDECK_MICRO_PAIRS
 
@@ -26,7 +26,7 @@ inline void ask_ahead(const float* from) {
       __builtin_prefetch(from + kAhead + i, 0, 2);
 }
 
-/// Copies past the caches, whole lines of the target.
+/// Copies past the caches, from a whole line of the target on.
 inline void stream(float* to, const float* from, std::int64_t count) {
   constexpr std::int64_t L = kLanes<float>;
   std::int64_t i = 0;
@@ -153,7 +153,7 @@ struct PairsOfRow {
   /// To elements of x, and from them.
   static Vector<float> in_order(Vector<float> x) { return x; }
 
-  /// Whether of_tap() asks for rows' ends.
+  /// Whether all that of_tap() loads is in the row, as far as it must know.
   template <int Taps, int At>
   static bool is_inside(const PairTask&, std::int64_t) {
     return true;
@@ -247,7 +247,7 @@ void pair_sums(const PairTask& t) {
   const float *y = t.from, *x = t.x;
   for (std::int64_t i = 0; i < t.rows; ++i, y += t.from_row, x += t.x_row) {
     PairsOfRow<1> pairs(t, y, 0);
-    const auto add = [&]<bool kInside>(std::int64_t m) {
+    const auto add = [&]<bool kInside>(std::int64_t m) __attribute__((always_inline)) {
       pairs.advance(y, m);
       ask_ahead<2>(y + 2 * m);
       ask_ahead<1>(x + m);
@@ -265,12 +265,17 @@ void pair_sums(const PairTask& t) {
                                                : add.template operator()<false>(m);
     }
   }
-  TAPEDECK_UNROLL for (int r = 0; r < Rows; ++r) {
-    Vector<float> columns[L] = {};  // of Taps sums each
-    TAPEDECK_UNROLL for (int k = 0; k < Taps; ++k) columns[k] = sums[r][k];
+  constexpr int kTogether = Rows * Taps <= L ? Rows : 1;  // whose lanes are added at once
+  TAPEDECK_UNROLL for (int first = 0; first < Rows; first += kTogether) {
+    Vector<float> columns[L] = {};
+    TAPEDECK_UNROLL for (int r = 0; r < kTogether; ++r) {
+      TAPEDECK_UNROLL for (int k = 0; k < Taps; ++k) columns[r * Taps + k] = sums[first + r][k];
+    }
     float results[L];
     store(results, sum_lanes<float>(columns));
-    for (int k = 0; k < Taps; ++k) t.to[r * t.weight_row + k] += results[k];
+    for (int r = 0; r < kTogether; ++r) {
+      for (int k = 0; k < Taps; ++k) t.to[(first + r) * t.weight_row + k] += results[r * Taps + k];
+    }
   }
 }
 

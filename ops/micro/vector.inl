@@ -64,7 +64,7 @@ inline Vector<double> load_first(const double* from, std::int64_t n) {
   return reinterpret_cast<Vector<double>>(
       _mm256_maskload_pd(from, _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), lane)));
 }
-// Masked stores take many cycles on processors without AVX-512.
+// Masked stores take many cycles on processors without AVX-512. n is less than the lanes.
 inline void store_first(float* to, Vector<float> v, std::int64_t n) {
   const __m256 all = reinterpret_cast<__m256>(v);
   __m128 some = _mm256_castps256_ps128(all);
