@@ -8,8 +8,9 @@
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
 bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
-cudnn.benchmark, which tries algorithms; --tune has ours tried, too. --peer reads its times (or those of shared/peers) from a file of JSON lines instead; without PyTorch
-only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
+cudnn.benchmark, which tries algorithms; --tune has ours tried, too (then kernels may be faster for the pauses alone,
+in which the GPU cools). --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead;
+without PyTorch only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 
 --random times that many random parameter sets instead, briefly, and with --neighbours each one's share of its limit
 beside the median of as many sets that differ in one parameter. It ends with what is slower than --limit or has less
@@ -173,7 +174,8 @@ def main():
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **({"tuned": True} if args.tune else {}), **about, **about_peer, "geometric_means": {
+        tried = {"tuned": True} if args.tune else {}
+        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **tried, **about, **about_peer, "geometric_means": {
             mode: {op: round(v, 3) for op, v in by_op.items()} for mode, by_op in means.items()}}, indent=1)
         times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
                  for key, r in ours.items()]

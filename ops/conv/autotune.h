@@ -1,13 +1,13 @@
 // Which algorithms compute the convolution family on a GPU, measured instead of estimated (kernels.h).
 //
 // The first call of its kind (geometry, pass, dtype, layouts, float32 precision) is tried on random numbers
-// with each algorithm that can compute it, but the slow ones that are there to compare with. What is then
-// taken has results like those of the estimated choice, and is that one unless another is 3% faster. Two runs
-// can choose differently, and their results differ as algorithms do; pinned choices do not change. Trials
-// take memory for a second set of the call's tensors and for two more results, and wait for the GPU. None is
-// made while a stream is captured: a step that is captured (core/captured_step.h) has run once before. A
-// bias, a rectifier and copies that both gradients share are not thought of: with these, the algorithm that
-// was chosen may take another of its forms.
+// with each algorithm that can compute it, but the definition and those that are estimated to take more than
+// 8 times the least estimate. What is then taken has results like those of the estimated choice, and is that
+// one unless another is 3% faster. Two runs can choose differently, and their results differ as algorithms
+// do; pinned choices do not change. Trials take memory for a second set of the call's tensors and for two
+// more results, and wait for the GPU. None is made while a stream is captured: a step that is captured
+// (core/captured_step.h) has run once before. A bias, a rectifier and copies that both gradients share are
+// not thought of: with these, the algorithm that was chosen may take another of its forms.
 #pragma once
 
 #include <optional>

@@ -1,10 +1,10 @@
 // What a path costs, to choose by: cycles of one core, roughly.
 //
-// The rates are fitted to times on AMD Zen 3, Zen 4, Zen 5 and an Ice Lake Xeon (bench/compare_cpu.py, with
-// its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen 5 what is taken took 2, 5
-// and 4% longer than the fastest path (forward, input and weight gradient). Multiplications cost what they
-// take in whole vectors, and what is moved costs by the element: windows.cpp and weight_grad.cpp transpose
-// both tensors of an nchw call, planes are copied as they lie.
+// The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon, kSplitPlanes to a Zen 3's
+// (bench/compare_cpu.py, with its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen
+// 5 what is taken took 2, 5 and 4% longer than the fastest path (forward, input and weight gradient).
+// Multiplications cost what they take in whole vectors, and what is moved costs by the element: windows.cpp
+// and weight_grad.cpp transpose both tensors of an nchw call, planes are copied as they lie.
 #pragma once
 
 #include <algorithm>

@@ -25,7 +25,7 @@
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
 //                gradients may take then, too; columns of few channels are folded there (fold.h); or with
 //                operands gathered for each tap (wgmma_choice.cuh).
-//   simt         the same by fused multiply-adds: float64, and float32 if it is forced.
+//   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,

@@ -53,13 +53,13 @@ inline std::int64_t groups_apart(std::int64_t groups, std::int64_t channels) {
   return channels / groups < 8 ? 1 : groups;
 }
 
-/// The steps of copied rows of some images, in pixels `step` elements apart: all groups, each with `depth` of
-/// them, or each group after the other.
+/// The steps of copied rows of some images, in pixels of `pixel` elements, `step` apart: all groups, each
+/// with `depth` of them, or if these are all, one group after the other.
 template <class T>
 Pixels<T> copied_pixels(const T* data, std::int64_t images, std::int64_t rows, std::int64_t width,
-                        std::int64_t step, std::int64_t depth, bool one_after_the_other) {
+                        std::int64_t pixel, std::int64_t depth, std::int64_t step) {
   const std::int64_t image = rows * width * step;
-  return {data, image, width * step, step, one_after_the_other ? images * image : depth};
+  return {data, image, width * step, step, pixel == depth ? images * image : depth};
 }
 
 constexpr std::int64_t kWindowBytes = 320 << 10;  // of copied rows that windows read, in the cache of a core
@@ -211,8 +211,8 @@ struct PixelSource {
   }
   template <class T>
   Pixels<T> copied(const T* data, std::int64_t count, std::int64_t rows) const {
-    return copied_pixels(data, count, rows, images.width(), step<T>(), images.tensor.size(1) / groups,
-                         apart() == groups);
+    return copied_pixels(data, count, rows, images.width(), pixel(), images.tensor.size(1) / groups,
+                         step<T>());
   }
 };
 

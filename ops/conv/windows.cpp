@@ -147,7 +147,7 @@ class Windows {
               block = copy(now.first, now.images, false, memory.data());
             } else {
               Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.width(),
-                                                  pixel_, packed_.depth, pixel_ == packed_.depth);
+                                                  pixel_, packed_.depth, pixel_);
               for (std::int64_t n = 0; n < now.images; ++n) {
                 copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
                           memory.data() + n * pixels.image_step, pixel_, groups_, pixels.group_step);
@@ -175,8 +175,7 @@ class Windows {
   /// Channels-last copies of images; channelwise ones have the channels that each lane reads, one after the
   /// other. Where tiles go over images, images lie side by side.
   Block copy(std::int64_t first, std::int64_t images, bool across, T* to) const {
-    Pixels<T> pixels = copied_pixels<T>(to, images, from_.rows, from_.width(), pixel_, packed_.depth,
-                                        pixel_ == packed_.depth);
+    Pixels<T> pixels = copied_pixels<T>(to, images, from_.rows, from_.width(), pixel_, packed_.depth, pixel_);
     if (across) {
       pixels.image_step = pixel_;
       pixels.h_step *= images;

@@ -1,5 +1,4 @@
-// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several
-// vectors.
+// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several vectors.
 
 #if !defined(TAPEDECK_SMALL)
 /// Rows of a tile: elements of A, each of which meets V vectors.
@@ -27,7 +26,9 @@ class ApartRows {
     if constexpr (M > 8) high_ += elements * static_cast<std::int64_t>(sizeof(T));
   }
   /// Before each use of at(): sums and products of steps are not worth registers.
-  void refresh() { __asm__("" : "+r"(step_), "+r"(three_), "+r"(five_), "+r"(seven_)); }
+  void refresh() {
+    __asm__("" : "+r"(step_), "+r"(three_), "+r"(five_), "+r"(seven_));
+  }
   template <int m>
   Vector<T> at() const {
     const char* const p = m < 8 ? low_ : high_;

@@ -17,12 +17,14 @@ template <int L, int Shift>
 struct Shifted {
   static constexpr int at(int l) { return l + Shift + (Shift < 0 ? L : 0); }
 };
+constexpr std::int64_t kLineOfFloats = 16;
+
 /// Asks for V vectors of a tensor whose rows follow each other, a page before they are read: a processor's
 /// own requests stop where a page ends.
 template <int V>
 inline void ask_ahead(const float* from) {
-  constexpr std::int64_t kAhead = 1024, kLine = 16;  // elements
-  TAPEDECK_UNROLL for (int i = 0; i < V * kLanes<float>; i += kLine)
+  constexpr std::int64_t kAhead = 1024;  // elements
+  TAPEDECK_UNROLL for (int i = 0; i < V * kLanes<float>; i += kLineOfFloats)
       __builtin_prefetch(from + kAhead + i, 0, 2);
 }
 
@@ -58,8 +60,10 @@ template <int Taps, int At, int V>
   }
   Vector<float> joined[2 * V];
   TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
-    joined[2 * v] = merge<L, WantedOfJoin<L, 2, 0>>(sums[v], sums[v][0]);
-    joined[2 * v + 1] = merge<L, WantedOfJoin<L, 2, 1>>(sums[v], sums[v][0]);
+    Vector<float> pair[2];
+    join_phases<float, 2>(sums[v], pair);
+    joined[2 * v] = pair[0];
+    joined[2 * v + 1] = pair[1];
   }
   if (t.negative_slope != 1) {
     TAPEDECK_UNROLL for (Vector<float>& u : joined) u = rectified(u, t.negative_slope);
@@ -94,7 +98,7 @@ void spread_pairs(const PairTask& t) {
   const float* ahead = t.ahead;
   const std::int64_t asked = t.rows > 0 ? (t.ahead_count + t.rows - 1) / t.rows : 0;  // of a row
   for (std::int64_t i = 0; i < t.rows; ++i, x += t.from_row, y += t.to_row) {
-    for (const float* const until = ahead + asked; ahead < until; ahead += 16)
+    for (const float* const until = ahead + asked; ahead < until; ahead += kLineOfFloats)
       __builtin_prefetch(ahead, 0, 2);
     std::int64_t m = 0, left = vectors;
     for (; left >= V; left -= V, m += V * L) spread_tile<Taps, At, V>(t, x, y, m);
@@ -138,8 +142,8 @@ struct PairsOfRow {
     }
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) {
       const Vector<float> pair[2] = {raw[2 * v + 1], raw[2 * v + 2]};
-      halves[v][0] = merge<L, WantedOfSplit<L, 2, 0>>(pair, pair[0]);
-      halves[v][1] = merge<L, WantedOfSplit<L, 2, 1>>(pair, pair[0]);
+      halves[v][0] = phase_of<float, 2, 0>(pair);
+      halves[v][1] = phase_of<float, 2, 1>(pair);
     }
   }
   /// What tap k meets.

@@ -1,9 +1,9 @@
 // Rows of A times a packed panel: M x V accumulators in registers, one panel row of V vectors and one element
 // of each of the M rows of A at a time.
 //
-// Additions to one accumulator wait for each other, and tiles of one vector and few rows, as at the borders
-// of small maps, have few. So rows of such a panel are added in turn to two sets of accumulators, where
-// registers suffice: for every M, as the order of a sum must not depend on how rows are split among threads.
+// Additions to one accumulator wait for each other, and tiles of one vector and few rows, as at the borders of
+// small maps, have few. So rows of such a panel are added in turn to two sets of accumulators, where registers
+// suffice: for every M, as the order of a sum must not depend on how rows are split among threads.
 template <int V>
 #ifdef TAPEDECK_SMALL
 constexpr int kSumSets = 1;

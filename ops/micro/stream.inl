@@ -4,10 +4,10 @@
 // waits for each. The line of memory that a row ends in waits for what follows, in registers and between rows
 // in `carry`, so that only whole aligned vectors are stored, one after the other.
 //
-// Beside storing each stretch at once, with rows without taps stored between the steps of loops (a5915a7,
-// three turns on two cores of Zen 5): kb81 takes 1.03 of the time with one thread, 0.85 to 0.94 with two;
-// kb75, where rows are computed in pairs, too, 0.83 to 0.89 and 0.98 to 1.07. Tried before: joined lines
-// stored a few at a time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14).
+// Beside storing each stretch at once, with rows without taps stored between the steps of loops (a5915a7, three
+// turns on two cores of Zen 5): kb81 takes 1.03 of the time with one thread, 0.85 to 0.94 with two; kb75, where
+// rows are computed in pairs, too, 0.83 to 0.89 and 0.98 to 1.07. Tried before: joined lines stored a few at a
+// time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14).
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
@@ -197,9 +197,9 @@ void write_start(const typename RowQueue<T>::Stretch& stretch, std::int64_t m) {
 /// Memory of a queue: results of two rows that are computed and of two that wait, and a vector for each
 /// channel of a panel and of the one before.
 template <class T>
-constexpr std::int64_t kResultElements = kPlaneRows*(kStretchBytes / sizeof(T) + kMaxStep * kLanes<T>);
+constexpr std::int64_t kResultElements = kPlaneRows * (kStretchBytes / sizeof(T) + kMaxStep * kLanes<T>);
 template <class T>
-constexpr std::int64_t kQueueElements = 4 * kResultElements<T> + 2 * kPlaneRows* kLanes<T>;
+constexpr std::int64_t kQueueElements = 4 * kResultElements<T> + 2 * kPlaneRows * kLanes<T>;
 
 /// Writes the next channel that waits.
 template <class T>
@@ -215,8 +215,7 @@ void write_next(RowQueue<T>& queue) {
                                    : write_channel<T, S, true>(stretch, m);
     });
   }
-  const bool is_end =
-      stretch.results == nullptr || (stretch.begin + stretch.vectors * kLanes<T>)*t.step >= t.width;
+  const bool is_end = stretch.results == nullptr || (stretch.begin + stretch.vectors * kLanes<T>)*t.step >= t.width;
   if (is_end && t.last) end_rows(t, stretch.carry, m);
   if (queue.channels < t.rows) return;
   queue.channels = 0;
@@ -239,8 +238,8 @@ template <class T>
 T* carry_of(const RowQueue<T>& queue) {
   return queue.memory + 4 * kResultElements<T> + queue.side * (kPlaneRows * kLanes<T>);
 }
-/// A panel begins, while the one before may wait; the one before that still waits only if nothing was
-/// computed since.
+/// A panel begins, while the one before may wait; the one before that still waits only if nothing was computed
+/// since.
 template <class T>
 void turn_carry(RowQueue<T>& queue) {
   queue.side ^= 1;
@@ -250,8 +249,8 @@ void turn_carry(RowQueue<T>& queue) {
 }
 
 template <class T>
-void append(RowQueue<T>& queue, const StreamedRow<T>& row, const T* results, unsigned taken,
-            std::int64_t begin, std::int64_t vectors) {
+void append(RowQueue<T>& queue, const StreamedRow<T>& row, const T* results, unsigned taken, std::int64_t begin,
+            std::int64_t vectors) {
   while (queue.count == RowQueue<T>::kMost) write_next(queue);
   typename RowQueue<T>::Stretch& to = queue.at(queue.count++);
   to.row = row;

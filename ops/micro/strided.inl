@@ -54,12 +54,12 @@ struct MergePhase {
 // Without permutations of two registers, one costs three instructions, a selection by lanes one. At odd steps
 // the elements of a phase lie in lanes of their own, all of them: so a phase is selected, then permuted.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-template <int S>
-constexpr bool kSelects = S % 2 == 1 && S > 1;
+constexpr bool kSelectsLanes = true;
 #else
-template <int S>
-constexpr bool kSelects = false;
+constexpr bool kSelectsLanes = false;
 #endif
+template <int S>
+constexpr bool kSelects = kSelectsLanes && S % 2 == 1 && S > 1;
 /// Lanes of vector v where its element is of phase r, others as they are.
 template <int L, int S, int v, int r>
 struct SelectPhase {
@@ -89,8 +89,7 @@ template <class T, int S, int r>
       if constexpr (v > 0) phase = permute<SelectPhase<L, S, v, r>>(phase, x[v]);
     });
     return permute<FromLanesOfRow<L, S, r>>(phase, phase);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  } else if constexpr (S == 4 && L == 8) {  // twice every second element, within halves of registers
+  } else if constexpr (kSelectsLanes && S == 4 && L == 8) {  // twice every second element, within halves of registers
     constexpr int k = r % 2, n = r / 2;
     const Vector<T> a = __builtin_shufflevector(x[0], x[1], k, k + 2, k + 8, k + 10, k + 4, k + 6, k + 12,
                                                 k + 14),
@@ -98,7 +97,6 @@ template <class T, int S, int r>
                                                 k + 14),
                     c = __builtin_shufflevector(a, b, n, n + 2, n + 8, n + 10, n + 4, n + 6, n + 12, n + 14);
     return __builtin_shufflevector(c, c, 0, 4, 1, 5, 2, 6, 3, 7);
-#endif
   } else {
     return merge<L, WantedOfSplit<L, S, r>>(x, x[0]);
   }
@@ -123,8 +121,7 @@ template <class T, int S>
   if constexpr (kSelects<S>) {
     TAPEDECK_UNROLL for (int v = 0; v < S; ++v) row[v] = x[0];
     for_each_constant<S>([&]<int r>() { put_phase<T, S, r>(row, x[r]); });
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  } else if constexpr (S == 4 && L == 8) {  // the way back of phase_of()
+  } else if constexpr (kSelectsLanes && S == 4 && L == 8) {  // the way back of phase_of()
     Vector<T> y[S];
     TAPEDECK_UNROLL for (int r = 0; r < S; ++r) y[r] =
         __builtin_shufflevector(x[r], x[r], 0, 2, 4, 6, 1, 3, 5, 7);
@@ -136,7 +133,6 @@ template <class T, int S>
     row[1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
     row[2] = __builtin_shufflevector(c, d, 0, 1, 8, 9, 4, 5, 12, 13);
     row[3] = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
-#endif
   } else {
     for_each_constant<S>([&]<int v>() { row[v] = merge<L, WantedOfJoin<L, S, v>>(x, x[0]); });
   }
