@@ -8,8 +8,8 @@
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
 bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
-cudnn.benchmark, which tries algorithms; --tune has ours tried, too (then kernels may be faster for the pauses alone,
-in which the GPU cools). --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead;
+cudnn.benchmark, which tries algorithms; --tune has ours tried, too (the same kernels then took 0.87 to 0.95 of the
+time on an H200, perhaps for the pauses between them). --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead;
 without PyTorch only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 
 --random times that many random parameter sets instead, briefly, and with --neighbours each one's share of its limit
