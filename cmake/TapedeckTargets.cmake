@@ -36,7 +36,7 @@ endfunction()
 
 # tapedeck_micro_kernels(<source>): compiles the source once for each instruction set that this
 # architecture may have, with TAPEDECK_MICRO_ISA naming it, and adds all of them to the library. Only these
-# files may fuse multiplications and additions.
+# files may fuse multiplications and additions. TAPEDECK_MICRO_FLAGS: more flags, for these files alone.
 function(tapedeck_micro_kernels source)
   set(speed $<$<CONFIG:MinSizeRel>:-O2>)
   set(flags_baseline ${speed})
@@ -56,7 +56,7 @@ function(tapedeck_micro_kernels source)
     target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
     target_compile_definitions(${target} PRIVATE TAPEDECK_MICRO_ISA=${isa} $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL>)
     target_compile_options(${target} PRIVATE ${flags_${isa}} -ffp-contract=fast -fno-trapping-math
-      -fno-math-errno)
+      -fno-math-errno ${TAPEDECK_MICRO_FLAGS})
     tapedeck_warnings(${target})
     target_sources(tapedeck PRIVATE $<TARGET_OBJECTS:${target}>)
   endforeach()

@@ -269,7 +269,7 @@ void pair_sums(const PairTask& t) {
                                                : add.template operator()<false>(m);
     }
   }
-  constexpr int kTogether = Rows * Taps <= L ? Rows : 1;  // whose lanes are added at once
+  constexpr int kTogether = Rows == 2 && 2 * Taps <= L ? 2 : 1;  // rows whose lanes are added at once
   TAPEDECK_UNROLL for (int first = 0; first < Rows; first += kTogether) {
     Vector<float> columns[L] = {};
     TAPEDECK_UNROLL for (int r = 0; r < kTogether; ++r) {
