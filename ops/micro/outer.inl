@@ -1,8 +1,9 @@
 // Sums of outer products: M x V accumulators in registers, to which each pixel adds M elements of A times
-// V vectors of B.
+// V vectors of B. (Not by add_products: nothing is spilled here, and settled in order these tiles took 1.05 of
+// the time, as those of apart.inl took 1.02.)
 
 template <class T, int V, int M>
-void outer_tile(const Outer<T>& t, std::int64_t first, Asking& asking) {
+[[gnu::noinline]] void outer_tile(const Outer<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
   T* c = t.c + first * t.c_step;
   Vector<T> sums[M][V];

@@ -18,19 +18,17 @@ template <class T, int M, int V>
     for (const std::int64_t* stop = end - offset < kSpell ? end : offset + kSpell; offset != stop;
          ++offset, a += M) {
       const T* row = b + *offset;
-      Vector<T> pixels[V];
-      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) pixels[v] = load(row + v * L);
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-        const Vector<T> x = broadcast(a[m]);
-        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * pixels[v];
-      }
+      add_products<T>(
+          sums, [&]<int m>() __attribute__((always_inline)) { return broadcast(a[m]); },
+          [&](int v) __attribute__((always_inline)) { return load(row + v * L); });
     }
   }
 }
 
 /// `first`: the pixel that the tile begins at, and `count` what is left of its run there.
 template <class T, int M, int V>
-void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t count, Asking& asking) {
+[[gnu::noinline]] void correlate_tile(const Correlation<T>& t, std::int64_t first, std::int64_t count,
+                                      Asking& asking) {
   constexpr int L = kLanes<T>;
   Vector<T> sums[M][V];
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -117,25 +115,23 @@ constexpr int kSumRows = 2;
 constexpr int kSumRows = TAPEDECK_MICRO_REGISTERS == 32 ? 4 : 3;
 #endif
 template <int M>
-constexpr int kSumColumns = (TAPEDECK_MICRO_REGISTERS - 2) / M - 1 < 12
-                                ? (TAPEDECK_MICRO_REGISTERS - 2) / M - 1
+constexpr int kSumColumns = (TAPEDECK_MICRO_REGISTERS - 1) / M - 1 < 12
+                                ? (TAPEDECK_MICRO_REGISTERS - 1) / M - 1
                                 : 12;
 
 template <class T, int M, int J>
-void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t column, Asking& asking) {
+[[gnu::noinline]] void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t column,
+                                       Asking& asking) {
   constexpr int L = kLanes<T>, kGroups = (M * J + L - 1) / L;
   const T* a = t.a + row * t.a_step;
   const T* b[J];
   TAPEDECK_UNROLL for (int j = 0; j < J; ++j) b[j] = t.b + t.offsets[column + j];
-  Vector<T> sums[M * J] = {};
+  Vector<T> sums[J][M] = {};
   for (std::int64_t image = 0; image < t.images; ++image, a += t.a_image) {
-    const auto add = [&](std::int64_t p, std::int64_t n) {
-      Vector<T> x[M];
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) x[m] = load(a + m * t.a_step + p, n);
-      TAPEDECK_UNROLL for (int j = 0; j < J; ++j) {
-        const Vector<T> y = load(b[j] + p, n);
-        TAPEDECK_UNROLL for (int m = 0; m < M; ++m) sums[m * J + j] += x[m] * y;
-      }
+    const auto add = [&](std::int64_t p, std::int64_t n) __attribute__((always_inline)) {
+      add_products<T>(
+          sums, [&]<int j>() __attribute__((always_inline)) { return load(b[j] + p, n); },
+          [&](int m) __attribute__((always_inline)) { return load(a + m * t.a_step + p, n); });
     };
     for (std::int64_t run = 0; run < t.runs; ++run) {
       std::int64_t p = run * t.pitch;
@@ -154,12 +150,13 @@ void pixel_sums_tile(const PixelSums<T>& t, std::int64_t row, std::int64_t colum
   TAPEDECK_UNROLL for (int group = 0; group < kGroups; ++group) {
     Vector<T> some[L];
     TAPEDECK_UNROLL for (int i = 0; i < L; ++i) {
-      some[i] = group * L + i < M * J ? sums[group * L + i < M * J ? group * L + i : 0] : Vector<T>{};
+      const int at = group * L + i;
+      some[i] = at < M * J ? sums[at / M % J][at % M] : Vector<T>{};
     }
     store(results + group * L, sum_lanes<T>(some));
   }
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-    for (int j = 0; j < J; ++j) t.c[(row + m) * t.c_step + column + j] += results[m * J + j];
+    for (int j = 0; j < J; ++j) t.c[(row + m) * t.c_step + column + j] += results[j * M + m];
   }
 }
 

@@ -12,7 +12,7 @@ constexpr int kSumSets = V == 1 && TAPEDECK_MICRO_REGISTERS == 32 ? 2 : 1;
 #endif
 
 template <class T, int V, int M>
-void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
+[[gnu::noinline]] void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>, kSets = kSumSets<V>, kAtOnce = kSets * kStepsAtOnce;
   const T* a = t.a + first * t.a_step;
   T* c = t.c + first * t.c_step;
@@ -36,13 +36,10 @@ void rows_tile(const Rows<T>& t, std::int64_t first, Asking& asking) {
     TAPEDECK_UNROLL for (int m = 0; m < M; ++m) row[m] = a + run->a + m * t.a_step;
     const T* panel = t.panel + run->b;
     const auto add = [&](Vector<T>(&to)[M][V], std::int64_t k) __attribute__((always_inline)) {
-      Vector<T> b[V];
-      TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
+      add_products<T>(
+          to, [&]<int m>() __attribute__((always_inline)) { return broadcast(row[m][k]); },
+          [&](int v) __attribute__((always_inline)) { return load(panel + v * L); });
       panel += V * L;
-      TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
-        const Vector<T> x = broadcast(row[m][k]);
-        TAPEDECK_UNROLL for (int v = 0; v < V; ++v) to[m][v] += x * b[v];
-      }
     };
     for (std::int64_t k = 0; k < run->length;) {
       asking.spell();
