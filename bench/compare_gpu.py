@@ -6,11 +6,11 @@
         [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
-the median over replays, random data. fp32 is float32 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and
-bf16 as they say, _cl with channels last. The shapes are those of bench/conv_shapes.h. PyTorch runs with
-cudnn.benchmark, which tries algorithms; --tune has ours tried, too (the same kernels then took 0.87 to 0.95 of the
-time on an H200, perhaps for the pauses between them). --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead;
-without PyTorch only our times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
+the median over replays, random data; both sides have the same number of replays, after the same rest. fp32 is float32
+accuracy (Precision::highest; TF32 off in PyTorch), tf32 and bf16 as they say, _cl with channels last. The shapes are
+those of bench/conv_shapes.h. PyTorch runs with cudnn.benchmark, which tries algorithms; --tune has ours tried, too.
+--peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead; without PyTorch only our
+times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 
 --random times that many random parameter sets instead, briefly, and with --neighbours each one's share of its limit
 beside the median of as many sets that differ in one parameter. It ends with what is slower than --limit or has less
@@ -26,7 +26,7 @@ OPS = ("fwd", "dx", "dw")
 
 def graph_ms(torch, f, effort):
     """Milliseconds of a call of f: the median over replays of a graph that holds enough calls for some milliseconds."""
-    milliseconds, most_runs = effort
+    milliseconds, most_runs, rest = effort
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def timed(work):
@@ -44,7 +44,9 @@ def graph_ms(torch, f, effort):
     with torch.cuda.graph(graph):
         for _ in range(calls):
             f()
-    runs = max(5, min(most_runs, int(60 / (first * calls))))
+    runs = max(5, min(most_runs, int(100 / (first * calls))))
+    torch.cuda.synchronize()
+    time.sleep(rest)
     times = sorted(timed(graph.replay) / calls for _ in range(runs + 2))
     return times[len(times) // 2]
 
@@ -129,7 +131,7 @@ def main():
         args.bench = build / "bench/cuda_conv_bench"
     what = ["--modes", args.modes, "--shapes", args.shapes]
     if args.only_peer:
-        effort = (0.3, 9) if args.sets else (1, 30)  # as cuda_conv_bench's
+        effort = (0.3, 9, 0.01) if args.sets else (1, 30, 0.05)  # as cuda_conv_bench's
         what += ["--sets", args.sets] if args.sets else []
         return peer(map(json.loads, run([args.bench, "--list", *what]).splitlines()), args.modes.split(","), effort)
     peers = what

@@ -9,16 +9,18 @@
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
 // TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried (ops/conv/autotune.h). The time is a median
-// over replays; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an output.
-// fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of its limit
+// over replays, after a rest; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an
+// output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of its limit
 // that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <tapedeck/core/precision.h>
@@ -37,12 +39,13 @@ using cu::check_cuda;
 
 const Device kCuda{DeviceType::cuda};
 
-/// How long to time: milliseconds of a graph, and replays.
+/// How long to time: milliseconds of a graph, and replays; and of the rest before them, as a device that was
+/// busy has a lower clock.
 struct Effort {
   double graph;
-  int least, most;
+  int least, most, rest;
 };
-constexpr Effort kThorough{1, 5, 30}, kBrief{0.3, 5, 9};
+constexpr Effort kThorough{1, 5, 30, 50}, kBrief{0.3, 5, 9, 10};
 
 /// Milliseconds of one call of f, in the device's own time.
 double milliseconds(const Effort& effort, const std::function<void()>& f) {
@@ -68,6 +71,8 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   for (int i = 0; i < calls; ++i) f();
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  std::this_thread::sleep_for(std::chrono::milliseconds(effort.rest));
   std::vector<double> times;
   const int runs = std::clamp(static_cast<int>(100 / (first * calls)), effort.least, effort.most);
   for (int i = 0; i < runs + 2; ++i) {

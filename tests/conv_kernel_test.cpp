@@ -193,6 +193,40 @@ TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
   set_num_threads(before);
 }
 
+// The weight gradient takes one group after the other where each has many channels: in bands, in parts of
+// images, with steps that leave rows of y out, and where groups are the only items that threads can share.
+TEST(ConvKernels, GroupsAreAddedOneAfterTheOther) {
+  const int before = num_threads();
+  for (const LayerCase& c :
+       {LayerCase{"bands", {2, 32, 52, 50}, {32, 8, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
+        LayerCase{"two groups", {9, 32, 12, 10}, {32, 24, 3, 3}, {.stride = 2, .padding = 1, .groups = 2}},
+        LayerCase{
+            "far rows", {3, 32, 16, 6}, {32, 12, 1, 3}, {.stride = {4, 3}, .dilation = {1, 3}, .groups = 4}},
+        LayerCase{"an image",
+                  {1, 128, 9, 11},
+                  {128, 16, 1, 5},
+                  {.stride = {1, 3}, .dilation = {2, 1}, .groups = 8}},
+        LayerCase{"odd", {2, 45, 7, 9}, {45, 11, 2, 3}, {.stride = {1, 2}, .groups = 5}}}) {
+    set_conv_algorithm(ConvAlgorithm::reference);
+    const Results expected = run(c, Layout::nchw, DType::float64);
+    set_conv_algorithm(ConvAlgorithm::windows);
+    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+      Results alone;
+      for (int threads : {1, 2, 3, 7}) {
+        SCOPED_TRACE(std::string(c.name) + " " + to_string(layout) + " " + std::to_string(threads));
+        set_num_threads(threads);
+        const Results got = run(c, layout, DType::float32);
+        EXPECT_LT(difference(got.gw, expected.gw), 1e-5);
+        if (threads == 1) alone = got;
+        EXPECT_TRUE(same_bits(got.gw, alone.gw));
+      }
+    }
+    EXPECT_LT(difference(run(c, Layout::nchw, DType::float64).gw, expected.gw), 1e-13);
+  }
+  set_conv_algorithm(ConvAlgorithm::automatic);
+  set_num_threads(before);
+}
+
 TEST(ConvKernels, BothLayoutsAgree) {
   for (const LayerCase& c : kLayerCases) {
     const Results a = run(c, Layout::nchw, DType::float32), b = run(c, Layout::nhwc, DType::float32);

@@ -294,7 +294,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
   const double pairs = g.flops() / 2 / static_cast<double>(cx * cy);
   const SumParts parts(ReadRows(g).geometry, sums_of(g, lanes), sizeof(T));
   const std::int64_t y_rows = parts.g.h.out;
-  const double again = layout == Layout::nchw && parts.count > 1
+  const double again = layout == Layout::nchw && parts.items() > 1
                            ? copied_again(static_cast<double>(g.n * g.co * y_rows * g.w.out), y_rows, g.h.in,
                                           parts.band, parts.rows_of_y(parts.band))
                            : 0;

@@ -71,20 +71,27 @@ std::int64_t band_of(std::int64_t rows, std::int64_t least, std::int64_t most, F
   return rows;
 }
 
+/// Groups [first, first + count) of `all`.
+struct GroupRange {
+  std::int64_t first = 0, count = 1, all = 1;
+};
+
 /// Copies the channels of `count` pixels of an image of either layout, from `in` on, to pixels that lie
 /// `step` apart and groups that lie `group_step` apart, of `padded` elements each: behind the channels come
 /// zeros.
 template <class T>
-void copy_channels(const Tensor& images, const T* in, std::int64_t count, std::int64_t groups,
+void copy_channels(const Tensor& images, const T* in, std::int64_t count, const GroupRange& groups,
                    std::int64_t padded, T* to, std::int64_t step, std::int64_t group_step) {
   const std::int64_t c = images.size(1), plane = images.size(2) * images.size(3);
-  const std::int64_t channels = c / groups;
+  const std::int64_t channels = c / groups.all;
   const bool planar = images.layout() == Layout::nchw;
-  if (!planar && groups == 1 && padded == c && step == c) {
+  const std::int64_t group = channels * (planar ? plane : 1);
+  if (!planar && groups.all == 1 && padded == c && step == c) {
     std::copy_n(in, count * c, to);
     return;
   }
-  for (std::int64_t g = 0; g < groups; ++g, in += channels * (planar ? plane : 1), to += group_step) {
+  in += groups.first * group;
+  for (std::int64_t g = 0; g < groups.count; ++g, in += group, to += group_step) {
     if (planar) micro::kernels<T>().transpose({in, plane, channels, count, to, step, nullptr});
     for (std::int64_t p = 0; p < count && (!planar || padded > channels); ++p) {
       if (!planar) std::copy_n(in + p * c, channels, to + p * step);
@@ -108,20 +115,22 @@ void copy_pixels(const Images& images, std::int64_t begin, std::int64_t end, con
                  for (std::int64_t i = first; i < last; ++i) {
                    const std::int64_t n = i / bands, row = i % bands * band, rows = std::min(band, h - row);
                    T* out = to + n * like.image_step + row * like.h_step;
-                   copy_channels(images.tensor, images.at<T>(begin + n, row), rows * w, groups, padded, out,
-                                 like.w_step, like.group_step);
+                   copy_channels(images.tensor, images.at<T>(begin + n, row), rows * w, {0, groups, groups},
+                                 padded, out, like.w_step, like.group_step);
                  }
                });
 }
 
-/// Copies rows [row, row + rows) of image n, of either layout, to `to`, pixels of `padded` elements
-/// `step` apart, and groups `group_step` apart.
+/// Copies rows [row, row + rows) of some groups of image n, of either layout, to rows `like.h_step` apart
+/// from `to` on, of pixels of `padded` elements.
 template <class T>
 void copy_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t padded,
-               T* to, std::int64_t step, std::int64_t groups = 1, std::int64_t group_step = 0) {
-  const std::int64_t together = images.step == 1 ? rows : 1, count = together * images.width();
-  for (const std::int64_t end = row + rows; row < end; row += together, to += count * step) {
-    copy_channels(images.tensor, images.at<T>(n, row), count, groups, padded, to, step, group_step);
+               T* to, const Pixels<T>& like, const GroupRange& groups = {}) {
+  const bool whole = images.step == 1 && like.h_step == images.width() * like.w_step;
+  const std::int64_t together = whole ? rows : 1, count = together * images.width();
+  for (const std::int64_t end = row + rows; row < end; row += together, to += together * like.h_step) {
+    copy_channels(images.tensor, images.at<T>(n, row), count, groups, padded, to, like.w_step,
+                  like.group_step);
   }
 }
 
@@ -141,20 +150,26 @@ void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, co
   const std::int64_t known = follows ? std::min(copied.end - rows.begin, rows.size()) : 0;
   if (known > 0) std::copy_n(to + (rows.begin - copied.begin) * row, known * row, to);
   for (std::int64_t n = 0; n < count; ++n) {
-    copy_rows(images, first + n, rows.begin + known, rows.size() - known, images.size(1),
-              to + (n * rows.size() + known) * row, images.size(1));
+    copy_rows<T>(images, first + n, rows.begin + known, rows.size() - known, images.size(1),
+                 to + (n * rows.size() + known) * row, {nullptr, 0, row, images.size(1)});
   }
 }
 
 /// The lines of memory that the same copy reads, for kernels to ask for before.
 template <class T>
-void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, LineList& to) {
+void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, LineList& to,
+                   const GroupRange& groups = {}) {
   const std::int64_t c = images.tensor.size(1), plane = images.tensor.size(2) * images.width();
-  const bool planar = images.tensor.layout() == Layout::nchw;
+  const std::int64_t channels = c / groups.all, read = groups.count * channels;
+  const bool planar = images.tensor.layout() == Layout::nchw, all = read == c;
   const std::int64_t pixels = images.width() * (planar ? 1 : c), step = images.step * pixels;
-  const T* first = images.at<T>(n, row);
-  for (std::int64_t i = 0; i < (planar ? c : 1); ++i, first += plane) {
-    if (images.step == 1) {
+  const T* first = images.at<T>(n, row) + groups.first * channels * (planar ? plane : 1);
+  for (std::int64_t i = 0; i < (planar ? read : 1); ++i, first += plane) {
+    if (!planar && !all) {
+      for (std::int64_t k = 0; k < rows * images.width(); ++k) {
+        append_lines(first + k / images.width() * step + k % images.width() * c, read, to);
+      }
+    } else if (images.step == 1) {
       append_lines(first, rows * pixels, to);
     } else {
       for (std::int64_t k = 0; k < rows; ++k) append_lines(first + k * step, pixels, to);
@@ -197,22 +212,26 @@ struct PixelSource {
   /// Groups that are apart in a copy, and elements of its pixels.
   std::int64_t apart() const { return groups_apart(groups, images.tensor.size(1)); }
   std::int64_t pixel() const { return images.tensor.size(1) / apart(); }
-  /// From a pixel of a copy to the next one. Where pixels would share few sets of a cache there is a line
-  /// more, which is not written: not where vectors reach beyond the channels of a narrow group.
+  /// From a pixel of a copy to the next one. Where pixels that are read together would share some of the sets
+  /// of a cache there is a line more, which is not written: not where vectors reach beyond the channels of a
+  /// narrow group.
   template <class T>
   std::int64_t step() const {
-    constexpr std::int64_t kLine = 64 / sizeof(T), kShared = 512 / sizeof(T);
-    return pixel() + (apart() == groups && pixel() % kShared == 0 ? kLine : 0);
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    return pixel() + (apart() == groups && pixel() % (2 * kLine) == 0 ? kLine : 0);
+  }
+  /// Pixels of a row of a copy: one more, for the same reason, where rows are copied one by one.
+  std::int64_t columns() const {
+    return images.width() + (images.step != 1 && images.width() % 2 == 0 ? 1 : 0);
   }
   /// Elements of a row of a copy.
   template <class T>
   std::int64_t row() const {
-    return apart() * step<T>() * images.width();
+    return apart() * step<T>() * columns();
   }
   template <class T>
   Pixels<T> copied(const T* data, std::int64_t count, std::int64_t rows) const {
-    return copied_pixels(data, count, rows, images.width(), pixel(), images.tensor.size(1) / groups,
-                         step<T>());
+    return copied_pixels(data, count, rows, columns(), pixel(), images.tensor.size(1) / groups, step<T>());
   }
 };
 

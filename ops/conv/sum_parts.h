@@ -9,29 +9,43 @@ namespace tapedeck::cpu {
 
 struct SumParts {
   /// For so many sums of elements of `size` bytes, as sums_of() says.
-  SumParts(const ConvTranspose2dGeometry& geometry, std::int64_t sums, std::int64_t size) : g(geometry) {
+  SumParts(const ConvTranspose2dGeometry& geometry, std::int64_t sums, std::int64_t size)
+      : g(geometry),
+        passes(groups_apart(g.groups, g.ci) == g.groups && groups_apart(g.groups, g.co) == g.groups
+                   ? std::max<std::int64_t>(1, g.groups)
+                   : 1) {
     sums = std::max<std::int64_t>(1, sums);
     const auto bytes = [&](std::int64_t rows) {
-      return std::max<std::int64_t>(1, size * (g.ci * rows * g.w.in + g.co * rows_of_y(rows) * g.w.out));
+      return std::max<std::int64_t>(
+          1, size * (g.ci * rows * g.w.in + g.co * rows_of_y(rows) * g.w.out) / passes);
     };
     band = band_of(g.h.in, 1, kPartBytes, bytes);
+    const std::int64_t least = (kParts / 2 + passes - 1) / passes;  // for as many items
+    while (passes > 1 && band > 1 && g.n * ((g.h.in + band - 1) / band) < 2 * least) band = (band + 1) / 2;
     bands = band == 0 ? 0 : (g.h.in + band - 1) / band;
     together =
         bands > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band), 1, std::max<std::int64_t>(1, g.n));
-    const std::int64_t most = std::min({kParts, kSumBytes / (sums * size), g.n * bands});
+    const std::int64_t pixels = g.n * bands, most = std::min({kParts, kSumBytes / (sums * size), pixels});
     const double flops = g.flops() / static_cast<double>(sums);
-    const bool fits = bytes(band) <= 2 * kPartBytes && most >= kParts / 2;
-    count = fits && flops >= kLeastFlopsOfSum * kParts / 2
-                ? std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), kParts / 2, most)
-                : 1;
+    // One part, of many groups: sums of a group stay in the cache of a core, or are gone over once.
+    const bool is_one = least == 1 && (sums * size <= passes * kPartBytes || pixels <= together);
+    const bool are_many = most >= kParts / 2 && flops >= kLeastFlopsOfSum * kParts / 2;
+    if (bytes(band) <= 2 * kPartBytes && pixels > 0 && (is_one || are_many)) {
+      count = std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), least, std::max(least, most));
+    } else {
+      count = passes = 1;
+    }
   }
+  /// Items of work; one if the sums are split instead.
+  std::int64_t items() const { return count * passes; }
   /// Rows of y that so many rows of x meet.
   std::int64_t rows_of_y(std::int64_t rows) const {
     return std::min(g.h.out, (rows - 1) * g.h.stride + (g.h.kernel - 1) * g.h.dilation + 1);
   }
 
   ConvTranspose2dGeometry g;
-  std::int64_t count;        // of parts; 1 if the sums are split instead
+  std::int64_t passes;       // over the pixels, of one group each: of that, sums and pixels are near
+  std::int64_t count;        // of parts
   std::int64_t band, bands;  // rows of x that a part copies at a time, and bands of an image
   std::int64_t together;     // or images
 

@@ -70,12 +70,12 @@ class WeightGrad {
   }
 
   void run() {
-    make_units(parts_.count > 1 ? kPanelRows : kUnitRows);
+    make_units(parts_.items() > 1 ? kPanelRows : kUnitRows);
     sums_ = Scratch<T>(parts_.count * count_);
     parallel_for(parts_.count * count_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
       std::fill(sums_.data() + begin, sums_.data() + end, T(0));
     });
-    if (parts_.count > 1) {
+    if (parts_.items() > 1) {
       add_parts();
     } else {
       for_each_block<T>(x_source_, y_source_, slack(), count_ * static_cast<std::int64_t>(sizeof(T)),
@@ -88,6 +88,7 @@ class WeightGrad {
 
  private:
   static constexpr std::int64_t kChunkBytes = 384 << 10;  // of pixels for all sums of a thread
+  static constexpr double kFlopsOfCopy = 8;               // in the time of a copied element
   static constexpr std::int64_t kPanelRows = 64;
   static constexpr std::int64_t kUnitRows = 24;  // without parts, for many threads
 
@@ -103,52 +104,71 @@ class WeightGrad {
   }
 
   void add_parts() {
-    const std::int64_t x_row = x_source_.row<T>(), y_row = y_source_.row<T>();
+    const std::int64_t passes = parts_.passes, x_row = x_source_.row<T>() / passes,
+                       y_row = y_source_.row<T>() / passes;
     const std::int64_t band = parts_.band, bands = parts_.bands, together = parts_.together,
                        y_rows = parts_.rows_of_y(band);
-    parallel_for(parts_.count, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<T> x_copy(x_source_.in_place ? 0 : together * band * x_row + slack());
-      const Scratch<T> y_copy(y_source_.in_place ? 0 : together * y_rows * y_row + slack());
-      Dealer& dealer = Dealer::of_this_thread();
-      for (std::int64_t part = begin; part < end; ++part) {
-        const std::int64_t last = g_.n * bands * (part + 1) / parts_.count;
-        for (std::int64_t i = g_.n * bands * part / parts_.count; i < last; i += together) {
-          const std::int64_t n = i / bands, row = i % bands * band;
-          const Chunk chunk{0, std::min(together, last - i), row, std::min(band, g_.h.in - row)};
-          const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
-          const Block<T> block{pixels(x_source_, n, chunk.images, row, row + chunk.rows, x_copy.data()),
-                               pixels(y_source_, n, chunk.images, y_first, y_end, y_copy.data()),
-                               sums_.data() + part * count_};
-          LineList& lines = dealer.begin(static_cast<double>(units_.size()));
-          if (bands > 1 && i + 1 < g_.n * bands * end / parts_.count) {
-            const std::int64_t next = (i + 1) / bands, next_row = (i + 1) % bands * band;
-            const std::int64_t rows = std::min(band, g_.h.in - next_row),
-                               y_row_of_next = first_of_y(next_row);
-            lines_of_rows<T>(x_source_.images, next, next_row, rows, lines);
-            lines_of_rows<T>(y_source_.images, next, y_row_of_next, end_of_y(next_row, rows) - y_row_of_next,
-                             lines);
+    const auto units = static_cast<std::int64_t>(units_.size()) / passes;
+    const std::int64_t items = parts_.items();
+    const double copied = static_cast<double>(g_.x_shape().count() + g_.y_shape().count());
+    const double cost = (g_.flops() + kFlopsOfCopy * copied) / static_cast<double>(items);
+    parallel_for(
+        items, 1 + static_cast<std::int64_t>(2e5 / (cost + 1)), [&](std::int64_t begin, std::int64_t end) {
+          const Scratch<T> x_copy(x_source_.in_place ? 0 : together * band * x_row + slack());
+          const Scratch<T> y_copy(y_source_.in_place ? 0 : together * y_rows * y_row + slack());
+          Dealer& dealer = Dealer::of_this_thread();
+          for (std::int64_t k = begin; k < end; ++k) {
+            const std::int64_t part = k / passes, pass = k % passes;
+            const std::int64_t first = g_.n * bands * part / parts_.count,
+                               last = g_.n * bands * (part + 1) / parts_.count;
+            for (std::int64_t i = first; i < last; i += together) {
+              const std::int64_t n = i / bands, row = i % bands * band;
+              const Chunk chunk{0, std::min(together, last - i), row, std::min(band, g_.h.in - row)};
+              const std::int64_t y_first = first_of_y(row), y_end = end_of_y(row, chunk.rows);
+              const Block<T> block{
+                  pixels(x_source_, pass, n, chunk.images, row, row + chunk.rows, x_copy.data()),
+                  pixels(y_source_, pass, n, chunk.images, y_first, y_end, y_copy.data()),
+                  sums_.data() + part * count_};
+              LineList& lines = dealer.begin(static_cast<double>(units));
+              const bool ends = i + 1 == last;  // of the pass: the next one begins where this part did
+              if (bands > 1 && !(ends && k + 1 == end)) {
+                const std::int64_t item = !ends ? i + 1 : pass + 1 < passes ? first : last;
+                const std::int64_t next = item / bands, next_row = item % bands * band;
+                const std::int64_t rows = std::min(band, g_.h.in - next_row),
+                                   y_row_of_next = first_of_y(next_row);
+                const std::int64_t next_pass = ends ? (pass + 1) % passes : pass;
+                lines_of_rows<T>(x_source_.images, next, next_row, rows, lines, groups(x_source_, next_pass));
+                lines_of_rows<T>(y_source_.images, next, y_row_of_next,
+                                 end_of_y(next_row, rows) - y_row_of_next, lines,
+                                 groups(y_source_, next_pass));
+              }
+              for (std::int64_t u = pass * units; u < (pass + 1) * units; ++u) {
+                const Unit& unit = units_[static_cast<std::size_t>(u)];
+                add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit, dealer.deal(1));
+              }
+            }
           }
-          for (const Unit& unit : units_) {
-            add_chunk(block, chunk, panels_[static_cast<std::size_t>(unit.panel)], unit, dealer.deal(1));
-          }
-        }
-      }
-    });
+        });
   }
 
-  /// Images [n, n + images) of a source, of which rows [row, row_end) are copied to `copy` if it is not in
-  /// place.
-  Pixels<T> pixels(const PixelSource& source, std::int64_t n, std::int64_t images, std::int64_t row,
-                   std::int64_t row_end, T* copy) const {
+  /// What a pass reads.
+  GroupRange groups(const PixelSource& source, std::int64_t pass) const {
+    return parts_.passes > 1 ? GroupRange{pass, 1, g_.groups} : GroupRange{0, source.apart(), source.apart()};
+  }
+
+  /// Images [n, n + images) of a source, of which rows [row, row_end) of the groups of a pass are copied to
+  /// `copy` if it is not in place.
+  Pixels<T> pixels(const PixelSource& source, std::int64_t pass, std::int64_t n, std::int64_t images,
+                   std::int64_t row, std::int64_t row_end, T* copy) const {
     Pixels<T> p = pixels_of<T>(source.images, g_.groups);
     p.data += n * p.image_step;
     if (source.in_place) return p;
     p = source.copied<T>(copy, images, row_end - row);
+    const GroupRange copied = groups(source, pass);
     for (std::int64_t k = 0; k < images; ++k) {
-      copy_rows(source.images, n + k, row, row_end - row, source.pixel(), copy + k * p.image_step, p.w_step,
-                source.apart(), p.group_step);
+      copy_rows(source.images, n + k, row, row_end - row, source.pixel(), copy + k * p.image_step, p, copied);
     }
-    p.data -= row * p.h_step;
+    p.data -= row * p.h_step + copied.first * p.group_step;
     return p;
   }
 

@@ -150,7 +150,7 @@ class Windows {
                                                   pixel_, packed_.depth, pixel_);
               for (std::int64_t n = 0; n < now.images; ++n) {
                 copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
-                          memory.data() + n * pixels.image_step, pixel_, groups_, pixels.group_step);
+                          memory.data() + n * pixels.image_step, pixels, {0, groups_, groups_});
               }
               pixels.data -= now.read.begin * pixels.h_step;
               block = {pixels, now.first, now.images, now.row, now.rows, false};
