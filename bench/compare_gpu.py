@@ -6,7 +6,7 @@
         [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
-the median over replays, random data; both sides have the same number of replays, after the same rest. fp32 is float32
+the median over replays, random data; both sides have replays by the same rule, after the same rest. fp32 is float32
 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and bf16 as they say, _cl with channels last. The shapes are
 those of bench/conv_shapes.h. PyTorch runs with cudnn.benchmark, which tries algorithms; --tune has ours tried, too.
 --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead; without PyTorch only our
@@ -47,7 +47,7 @@ def graph_ms(torch, f, effort):
     runs = max(5, min(most_runs, int(100 / (first * calls))))
     torch.cuda.synchronize()
     time.sleep(rest)
-    times = sorted(timed(graph.replay) / calls for _ in range(runs + 2))
+    times = sorted([timed(graph.replay) / calls for _ in range(runs + 2)][2:])
     return times[len(times) // 2]
 
 

@@ -11,6 +11,8 @@
 #include <optional>
 #include <thread>
 
+#include <tapedeck/ops/conv/sum_parts.h>
+
 #include "conv_cases.h"
 #include "conv_paths.h"
 #include "op_support.h"
@@ -197,16 +199,25 @@ TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
 // images, with steps that leave rows of y out, and where groups are the only items that threads can share.
 TEST(ConvKernels, GroupsAreAddedOneAfterTheOther) {
   const int before = num_threads();
+  std::int64_t most_bands = 0, most_parts = 0, largest_step = 0;
   for (const LayerCase& c :
        {LayerCase{"bands", {2, 32, 52, 50}, {32, 8, 3, 3}, {.stride = 2, .padding = 1, .groups = 4}},
         LayerCase{"two groups", {9, 32, 12, 10}, {32, 24, 3, 3}, {.stride = 2, .padding = 1, .groups = 2}},
         LayerCase{
-            "far rows", {3, 32, 16, 6}, {32, 12, 1, 3}, {.stride = {4, 3}, .dilation = {1, 3}, .groups = 4}},
+            "far rows", {4, 32, 16, 10}, {32, 12, 1, 3}, {.stride = {4, 3}, .dilation = {1, 3}, .groups = 4}},
         LayerCase{"an image",
                   {1, 128, 9, 11},
                   {128, 16, 1, 5},
                   {.stride = {1, 3}, .dilation = {2, 1}, .groups = 8}},
-        LayerCase{"odd", {2, 45, 7, 9}, {45, 11, 2, 3}, {.stride = {1, 2}, .groups = 5}}}) {
+        LayerCase{"odd", {20, 45, 7, 9}, {45, 11, 2, 3}, {.stride = {1, 2}, .groups = 5}}}) {
+    const auto g = conv_transpose2d_geometry(Tensor::empty(c.x), Tensor::empty(c.w), {}, c.options);
+    const cpu::ReadRows read(g);
+    const std::int64_t lanes = micro::kernels<float>().lanes;
+    const cpu::SumParts parts(read.geometry, cpu::sums_of(read.geometry, lanes), sizeof(float));
+    EXPECT_EQ(parts.passes, g.groups) << c.name;
+    most_bands = std::max(most_bands, parts.bands);
+    most_parts = std::max(most_parts, parts.count);
+    largest_step = std::max(largest_step, read.step);
     set_conv_algorithm(ConvAlgorithm::reference);
     const Results expected = run(c, Layout::nchw, DType::float64);
     set_conv_algorithm(ConvAlgorithm::windows);
@@ -224,6 +235,9 @@ TEST(ConvKernels, GroupsAreAddedOneAfterTheOther) {
     EXPECT_LT(difference(run(c, Layout::nchw, DType::float64).gw, expected.gw), 1e-13);
   }
   set_conv_algorithm(ConvAlgorithm::automatic);
+  EXPECT_GT(most_bands, 1);
+  EXPECT_GT(most_parts, 1);
+  EXPECT_GT(largest_step, 1);
   set_num_threads(before);
 }
 

@@ -155,7 +155,7 @@ void copy_bands(const Tensor& images, std::int64_t first, std::int64_t count, co
   }
 }
 
-/// The lines of memory that the same copy reads, for kernels to ask for before.
+/// The lines of memory that copy_rows() reads, for kernels to ask for before.
 template <class T>
 void lines_of_rows(const Images& images, std::int64_t n, std::int64_t row, std::int64_t rows, LineList& to,
                    const GroupRange& groups = {}) {

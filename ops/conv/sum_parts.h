@@ -1,4 +1,4 @@
-// How weight_grad.cpp splits pixels into parts that have sums of their own.
+// How weight_grad.cpp splits pixels into parts that have sums of their own, and goes over groups.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,22 @@ struct SumParts {
           1, size * (g.ci * rows * g.w.in + g.co * rows_of_y(rows) * g.w.out) / passes);
     };
     band = band_of(g.h.in, 1, kPartBytes, bytes);
-    const std::int64_t least = (kParts / 2 + passes - 1) / passes;  // for as many items
-    while (passes > 1 && band > 1 && g.n * ((g.h.in + band - 1) / band) < 2 * least) band = (band + 1) / 2;
+    // Parts that make kParts items: of eight groups and more, one is enough.
+    const std::int64_t least = (kParts + passes - 1) / passes;
+    const auto bands_of_all = [&] { return g.n * ((g.h.in + band - 1) / band); };
+    while (passes > 1 && least > 1 && band > 1 && bands_of_all() < kParts / 2) band = (band + 1) / 2;
     bands = band == 0 ? 0 : (g.h.in + band - 1) / band;
     together =
         bands > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band), 1, std::max<std::int64_t>(1, g.n));
-    const std::int64_t pixels = g.n * bands, most = std::min({kParts, kSumBytes / (sums * size), pixels});
+    const std::int64_t most = std::min({kParts, kSumBytes / (sums * size), g.n * bands});
     const double flops = g.flops() / static_cast<double>(sums);
-    // One part, of many groups: sums of a group stay in the cache of a core, or are gone over once.
-    const bool is_one = least == 1 && (sums * size <= passes * kPartBytes || pixels <= together);
-    const bool are_many = most >= kParts / 2 && flops >= kLeastFlopsOfSum * kParts / 2;
-    if (bytes(band) <= 2 * kPartBytes && pixels > 0 && (is_one || are_many)) {
-      count = std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), least, std::max(least, most));
+    // Either the sums of a group stay in the cache of a core, or are gone over once; or parts are worth
+    // adding.
+    const bool one_is_enough = least == 1 && (sums * size <= passes * kPartBytes || g.n * bands <= together);
+    const bool are_worth_it = most >= kParts / 2 && flops >= kLeastFlopsOfSum * kParts / 2;
+    if (bytes(band) <= 2 * kPartBytes && g.n * bands > 0 && (one_is_enough || are_worth_it)) {
+      const std::int64_t fewest = std::min(least, kParts / 2);
+      count = std::clamp(static_cast<std::int64_t>(flops / kFlopsOfSum), fewest, std::max(fewest, most));
     } else {
       count = passes = 1;
     }
@@ -44,13 +48,14 @@ struct SumParts {
   }
 
   ConvTranspose2dGeometry g;
-  std::int64_t passes;       // over the pixels, of one group each: of that, sums and pixels are near
+  std::int64_t passes;       // over the pixels: of one group each, whose sums are near; or one of all
   std::int64_t count;        // of parts
   std::int64_t band, bands;  // rows of x that a part copies at a time, and bands of an image
   std::int64_t together;     // or images
 
-  static constexpr std::int64_t kPartBytes = 384 << 10;  // of copied rows that sums of a part read
-  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
+  static constexpr std::int64_t kPartBytes =
+      384 << 10;  // of copied rows that sums of a part read, and of a group's sums
+  static constexpr std::int64_t kSumBytes = 8 << 20;  // of the sums of all parts
   static constexpr std::int64_t kParts = 8;
   static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
   static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts

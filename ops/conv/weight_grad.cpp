@@ -12,8 +12,10 @@
 //
 // Where the sums are small, work is split into a number of parts of the pixels that depends on the sizes
 // alone. A part copies a chunk of rows at a time to the cache of its core and has sums of its own, which are
-// added in order at the end. Otherwise work is split over the sums: each is added up by one thread, block by
-// block of images that all threads copy together, and chunk by chunk of pixels that fit its cache.
+// added in order at the end. Groups of many channels are taken one after the other, so that sums of one and
+// its pixels stay in the cache; many of them are enough to share without parts. Otherwise work is split over
+// the sums: each is added up by one thread, block by block of images that all threads copy together, and
+// chunk by chunk of pixels that fit its cache.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/ahead.h>
@@ -130,17 +132,20 @@ class WeightGrad {
                   pixels(y_source_, pass, n, chunk.images, y_first, y_end, y_copy.data()),
                   sums_.data() + part * count_};
               LineList& lines = dealer.begin(static_cast<double>(units));
-              const bool ends = i + 1 == last;  // of the pass: the next one begins where this part did
-              if (bands > 1 && !(ends && k + 1 == end)) {
-                const std::int64_t item = !ends ? i + 1 : pass + 1 < passes ? first : last;
-                const std::int64_t next = item / bands, next_row = item % bands * band;
-                const std::int64_t rows = std::min(band, g_.h.in - next_row),
-                                   y_row_of_next = first_of_y(next_row);
-                const std::int64_t next_pass = ends ? (pass + 1) % passes : pass;
-                lines_of_rows<T>(x_source_.images, next, next_row, rows, lines, groups(x_source_, next_pass));
-                lines_of_rows<T>(y_source_.images, next, y_row_of_next,
-                                 end_of_y(next_row, rows) - y_row_of_next, lines,
-                                 groups(y_source_, next_pass));
+              const auto ask = [&](std::int64_t of_item, std::int64_t of_pass) {
+                const std::int64_t image = of_item / bands, from = of_item % bands * band;
+                const std::int64_t rows = std::min(band, g_.h.in - from), of_y = first_of_y(from);
+                lines_of_rows<T>(x_source_.images, image, from, rows, lines, groups(x_source_, of_pass));
+                lines_of_rows<T>(y_source_.images, image, of_y, end_of_y(from, rows) - of_y, lines,
+                                 groups(y_source_, of_pass));
+              };
+              if (bands > 1) {
+                if (i + 1 < last) {
+                  ask(i + 1, pass);
+                } else if (k + 1 <
+                           end) {  // the same part of the next group, or the next part of the first one
+                  pass + 1 < passes ? ask(first, pass + 1) : ask(last, 0);
+                }
               }
               for (std::int64_t u = pass * units; u < (pass + 1) * units; ++u) {
                 const Unit& unit = units_[static_cast<std::size_t>(u)];

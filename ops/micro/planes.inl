@@ -151,7 +151,7 @@ template <class T, int M, int J>
     Vector<T> some[L];
     TAPEDECK_UNROLL for (int i = 0; i < L; ++i) {
       const int at = group * L + i;
-      some[i] = at < M * J ? sums[at / M % J][at % M] : Vector<T>{};
+      some[i] = at < M * J ? sums[at / M % J][at % M] : Vector<T>{};  // % J: what is not read must exist
     }
     store(results + group * L, sum_lanes<T>(some));
   }

@@ -121,8 +121,9 @@ inline Vector<T> broadcast(T x) {
 
 /// Has v computed here: gcc 12 loads factors ahead of other steps and spills sums for them, and a sum that
 /// waits in memory between two additions is late. Of 102 GFLOP/s of a core of Zen 3, tiles of 12 sums had 92
-/// instead of 100, of 10 sums 78 instead of 99. Not where registers are 32, which suffice, and factors may stay
-/// in memory; nor where there is no fused multiplication, which needs a register more.
+/// instead of 100, of 10 sums 78 instead of 99. Not where registers are 32, which suffice, and factors may
+/// stay in memory; nor where there is no fused multiplication, which needs a register more. (Tiles are not
+/// in line: in large functions gcc leaves their sums in memory altogether.)
 template <class V>
 [[gnu::always_inline]] inline void settle([[maybe_unused]] V& v) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
