@@ -9,9 +9,10 @@
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
 // TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried (ops/conv/autotune.h). The time is a median
-// over replays, after a rest; a graph holds enough calls for a millisecond. GFLOP count the taps that reach an
-// output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of its limit
-// that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and writing, in this run.
+// over replays, after a rest; a graph holds enough calls for a millisecond. GFLOP count the taps that reach
+// an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of
+// its limit that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and writing, in
+// this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
