@@ -40,8 +40,8 @@ using cu::check_cuda;
 
 const Device kCuda{DeviceType::cuda};
 
-/// How long to time: milliseconds of a graph, and replays; and of the rest before them, as a device that was
-/// busy has a lower clock.
+/// How long to time: milliseconds of a graph, and replays; and of the rest before them, which is the same for
+/// PyTorch (compare_gpu.py): after the pauses of trials kernels took 0.87 to 0.95 of the time on an H200.
 struct Effort {
   double graph;
   int least, most, rest;

@@ -300,7 +300,7 @@ Costs weight_grad_costs(const ConvTranspose2dGeometry& g, Layout layout) {
                            : 0;
   const double moved = kTransposedLate * (x + y) + far_elements<T>(g) + kPacked * weights;
   // Few rows of lanes wait for each other's sums, except where y's taps of a row are rows of one tile. Groups
-  // have short panels.
+  // cost more; fitted before they were taken one after the other.
   const bool is_joined = g.groups == 1 && g.w.kernel > 1 && g.w.dilation == 1;
   const auto tiles = [&](std::int64_t rows, std::int64_t columns, double least) {
     return std::max(static_cast<double>(rows) * vectors_of(columns, lanes),

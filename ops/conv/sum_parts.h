@@ -53,9 +53,8 @@ struct SumParts {
   std::int64_t band, bands;  // rows of x that a part copies at a time, and bands of an image
   std::int64_t together;     // or images
 
-  static constexpr std::int64_t kPartBytes =
-      384 << 10;  // of copied rows that sums of a part read, and of a group's sums
-  static constexpr std::int64_t kSumBytes = 8 << 20;  // of the sums of all parts
+  static constexpr std::int64_t kPartBytes = 384 << 10;  // of copied rows of a part; of a group's sums
+  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
   static constexpr std::int64_t kParts = 8;
   static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
   static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts

@@ -142,8 +142,8 @@ class WeightGrad {
               if (bands > 1) {
                 if (i + 1 < last) {
                   ask(i + 1, pass);
-                } else if (k + 1 <
-                           end) {  // the same part of the next group, or the next part of the first one
+                } else if (k + 1 < end) {
+                  // The same part of the next group, or the next part of the first one.
                   pass + 1 < passes ? ask(first, pass + 1) : ask(last, 0);
                 }
               }
