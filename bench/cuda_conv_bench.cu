@@ -1,10 +1,11 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--list | --terms] [--tune] [--shapes a,b] [--sets FILE]
+//   cuda_conv_bench [--list | --terms | --twice] [--tune] [--shapes a,b] [--sets FILE]
 //                   [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //
 // --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
-// algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --sets takes
+// algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --twice calls each of the
+// three twice, for a profiler: kernels of the second call are those of replays. --sets takes
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
@@ -42,14 +43,19 @@ const Device kCuda{DeviceType::cuda};
 
 /// How long to time: milliseconds of a graph, and replays; and of the rest before them, which is the same for
 /// PyTorch (compare_gpu.py): after the pauses of trials kernels took 0.87 to 0.95 of the time on an H200.
+/// Without replays there are two calls, and no time.
 struct Effort {
   double graph;
   int least, most, rest;
 };
-constexpr Effort kThorough{1, 5, 30, 50}, kBrief{0.3, 5, 9, 10};
+constexpr Effort kThorough{1, 5, 30, 50}, kBrief{0.3, 5, 9, 10}, kTwice{};
 
 /// Milliseconds of one call of f, in the device's own time.
 double milliseconds(const Effort& effort, const std::function<void()>& f) {
+  if (effort.most == 0) {
+    f(), f();
+    return 0;
+  }
   const auto stream = static_cast<cudaStream_t>(Context::current(kCuda).stream());
   cudaEvent_t begin, end;
   check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
@@ -108,6 +114,7 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
   const double dx = milliseconds(effort, [&] { (void)conv2d(gy, w, {}, plain); });
   const double dw = milliseconds(
       effort, [&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options, options.layout); });
+  if (effort.most == 0) return;
   const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());
@@ -182,11 +189,12 @@ void list(const ConvShape& c) {
 
 int main(int argc, char** argv) {
   std::string shapes, sets, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
-  bool only_list = false, only_terms = false;
+  bool only_list = false, only_terms = false, twice = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     only_list |= flag == "--list";
     only_terms |= flag == "--terms";
+    twice |= flag == "--twice";
     if (flag == "--tune") set_conv_autotune(ConvAutotuneOptions{.budget_seconds = 3600});
     if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
@@ -207,7 +215,7 @@ int main(int argc, char** argv) {
     return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
   };
   manual_seed(1);
-  if (!only_list && !only_terms) copy();
+  if (!only_list && !only_terms && !twice) copy();
   for (const ConvShape& c : all) {
     if (!shapes.empty() && !lists(shapes, c.name)) continue;
     if (only_list) {
@@ -221,7 +229,7 @@ int main(int argc, char** argv) {
         continue;
       }
       try {
-        run(c, mode, sets.empty() ? kThorough : kBrief);
+        run(c, mode, twice ? kTwice : sets.empty() ? kThorough : kBrief);
       } catch (const Error& error) {
         std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"error\": \"%s\"}\n", c.name.c_str(), mode,
                     error.what());

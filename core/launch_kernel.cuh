@@ -21,22 +21,37 @@ __device__ __forceinline__ void await_previous() {
 }
 
 /// Queues a kernel, which must call await_previous() (or as preparations.cuh says) before it touches global
-/// memory, on the current stream of `device`, with so many bytes of dynamic shared memory.
+/// memory, on the current stream of `device`, with so many bytes of dynamic shared memory; `cluster`: how
+/// many blocks are one (sm_90).
 template <class... P, class... A>
-void launch_kernel_with_shared(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
-                               int shared, const A&... arguments) {
+void launch_kernel_of_clusters(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
+                               int shared, dim3 cluster, const A&... arguments) {
   const DeviceScope scope(device);
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream_of(device);
-  config.attrs = &overlap;
-  config.numAttrs = overlaps_launches(device) ? 1 : 0;
+  config.attrs = attributes;
+  if (overlaps_launches(device)) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster.x * cluster.y * cluster.z > 1) {
+    cudaLaunchAttribute& together = attributes[config.numAttrs++];
+    together.id = cudaLaunchAttributeClusterDimension;
+    together.val.clusterDim.x = cluster.x;
+    together.val.clusterDim.y = cluster.y;
+    together.val.clusterDim.z = cluster.z;
+  }
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), op);
+}
+template <class... P, class... A>
+void launch_kernel_with_shared(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,
+                               int shared, const A&... arguments) {
+  launch_kernel_of_clusters(op, device, kernel, grid, block, shared, dim3(1), arguments...);
 }
 template <class... P, class... A>
 void launch_kernel(const char* op, Device device, void (*kernel)(P...), dim3 grid, dim3 block,

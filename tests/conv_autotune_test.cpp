@@ -180,6 +180,26 @@ TEST(ConvAutotune, WritesWhatPinnedChoicesRead) {
   EXPECT_EQ(read_text(path), kHead + kQuestion + "\thalves\t60.25\t1234.568\n");
 }
 
+// All that cu::conv_candidates() may return.
+TEST(ConvAutotune, ReadsEachAlgorithmThatIsTried) {
+  for (const Algorithm algorithm :
+       {Algorithm::reference, Algorithm::matrix, Algorithm::columns, Algorithm::depthwise, Algorithm::direct,
+        Algorithm::thin, Algorithm::strip, Algorithm::simt, Algorithm::tensor, Algorithm::wgmma,
+        Algorithm::boxes, Algorithm::halves, Algorithm::rows}) {
+    const TemporaryFolder folder;
+    const std::string path = folder / "choices";
+    {
+      ConvTuner tuner({.file = path});
+      FakeTrial trial(
+          {{algorithm == Algorithm::wgmma ? Algorithm::tensor : Algorithm::wgmma, 2}, {algorithm, 1}});
+      EXPECT_EQ(tuner.choose(question(), trial), algorithm);
+    }
+    ConvTuner pinned({.file = path, .pinned = true});
+    FakeTrial never({});
+    EXPECT_EQ(pinned.choose(question(), never), algorithm);
+  }
+}
+
 TEST(ConvAutotune, KeepsLinesOfOtherGpusAndProcesses) {
   const TemporaryFolder folder;
   const std::string path = folder / "choices", of_a100 = question("NVIDIA A100") + "\ttensor\t5\t6\n";

@@ -327,9 +327,10 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
             continue;
           }
           // Those that do not exist are multiplied, too.
-          const int last = (p.tile.steps - 1) * p.tile.y_step + 16 + p.place(work, unit) +
-                           (p.atoms_are_taps ? a * p.atom_step(work) : 0);
-          ASSERT_LE(last * kPixelBytes, p.tile.y_bytes);
+          const bool in_box = p.atoms_are_taps && !p.tile.of_taps;  // atoms of a row share a box
+          const int at_tap = p.place(work, unit) + (in_box ? a * p.atom_step(work) : 0);
+          ASSERT_LE((p.tile.y_place(p.tile.steps - 1) + 16 + at_tap) * kPixelBytes, p.tile.y_bytes);
+          ASSERT_EQ(p.tile.run % 4, 0);
           if (!atom.exists) continue;
           ASSERT_LT(atom.kh, c.kernel[0]);
           ASSERT_LT(atom.kw, c.kernel[1]);
@@ -348,17 +349,16 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
                 });
                 const Values ys = grad_box(p.tile.y, p.tile.y_bytes, [&](int n, int row, int column) {
                   const std::int64_t image = at.image + n, q_h = at.row + of_h.origin + row,
-                                     q_w = at.column + of_w.origin + column,
+                                     q_w = at.column + p.column(work, p.tile.of_taps ? a : 0) + column,
                                      h = q_h * planes.h.step + of_h.remainder,
                                      v = q_w * planes.w.step + of_w.remainder;
                   if (image >= c.n || q_h < 0 || q_w < 0 || h >= c.out(0) || v >= c.out(1)) return 0.0;
                   return y[static_cast<std::size_t>(((image * c.co + of_y) * c.out(0) + h) * c.out(1) + v)];
                 });
-                const int place = p.place(work, unit) + (p.atoms_are_taps ? a * p.atom_step(work) : 0);
                 for (int step = 0; step < p.tile.steps; ++step)
                   for (int k = 0; k < 16; ++k) {
                     sum += xs.at(static_cast<std::size_t>(step * 16 + k)) *
-                           ys.at(static_cast<std::size_t>(step * p.tile.y_step + k + place));
+                           ys.at(static_cast<std::size_t>(p.tile.y_place(step) + k + at_tap));
                   }
               }
               const auto result = static_cast<std::size_t>(
@@ -394,6 +394,31 @@ TEST(ConvBoxPlan, WeightGradients) {
     if (tile.steps > 1 && tile.y_step > 16) ++of_rows;
   }
   EXPECT_GT(of_rows, 50);
+}
+
+// Small images whose pixels are whole steps: taps of a row have boxes of their own.
+TEST(ConvBoxPlan, WeightGradientsOfSmallImages) {
+  ConvRandom random(46);
+  int of_steps = 0, of_runs = 0;
+  for (int i = 0; i < 400; ++i) {
+    ConvCase c;
+    c.n = random.in(1, 9);
+    c.ci = random.in(1, 3), c.co = random.in(1, 3);
+    c.in[0] = i % 2 == 0 ? 4 : 8, c.in[1] = i % 3 == 0 ? c.in[0] : 32 / c.in[0] * (i % 2 + 1);
+    for (int a = 0; a < 2; ++a) {
+      c.kernel[a] = random.in(2, 5), c.stride[a] = random.in(1, 3), c.padding[a] = random.in(0, 2);
+      c.dilation[a] = random.in(1, 2);
+    }
+    if (c.out(0) < 1 || c.out(1) < 1) continue;
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
+    check_weight_grad(c, random, 225 * 1024, i % 4 / 2 + 1);
+    if (::testing::Test::HasFailure()) return;
+    const GradTile tile = BoxGradPlan(geometry_of(c), 225 * 1024, i % 4 / 2 + 1).tile;
+    if (tile.of_taps && tile.jump == 0) ++of_steps;
+    if (tile.of_taps && tile.jump > 0 && tile.x.images > 1) ++of_runs;
+  }
+  EXPECT_GT(of_steps, 5);
+  EXPECT_GT(of_runs, 3);
 }
 
 // What the kernel relies on, for plans of all sizes.

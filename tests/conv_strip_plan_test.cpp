@@ -2,6 +2,7 @@
 // conv_strip::Strip, in plain loops over shared memory that is poisoned, against the definition.
 #include <gtest/gtest.h>
 
+#include <tapedeck/ops/conv/strip_ahead_plan.h>
 #include <tapedeck/ops/conv/strip_passes.h>
 #include <tapedeck/ops/conv/strip_stage.h>
 
@@ -393,6 +394,148 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int element_bytes,
   for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], expected[i]) << "element " << i;
 }
 
+/// A stage as RowCopy::start_row() fills it: row y of `channels`, of which `existing` exist, each as far from
+/// a multiple of 16 bytes as it is in memory, where the tensor begins `base` elements past one.
+struct FilledStage {
+  /// From `first_column` of row y of an image and a first channel on.
+  void fill(int image, int first_channel, int y, int first_column, int height, int width) {
+    values.assign(static_cast<std::size_t>(channels * pitch), std::numeric_limits<double>::quiet_NaN());
+    for (int c = 0; c < channels; ++c) {
+      const bool exists = y >= 0 && y < height && c < existing;
+      const int shift = (base + static_cast<int>(at(s, image, first_channel + c, 0, 0)) + y * s.h +
+                         first_column) &
+                        shifts,
+                first = first_column - shift;
+      const RowEnds ends(first, width, copies, vector);
+      std::vector<int> copied(static_cast<std::size_t>(copies), 0);
+      for (int i = ends.low; i < ends.high; ++i) {
+        ++copied.at(static_cast<std::size_t>(i));
+        ASSERT_GE(first + i * vector, 0);
+        ASSERT_LE(first + (i + 1) * vector, width);
+      }
+      for (int end = 0; end < ends.count(); ++end) ++copied.at(static_cast<std::size_t>(ends.at(end)));
+      for (int i = 0; i < copies * vector; ++i) {
+        ASSERT_EQ(copied.at(static_cast<std::size_t>(i / vector)), 1);
+        const int column = first + i;
+        const bool inside = exists && column >= 0 && column < width;
+        ASSERT_LT(i, pitch);
+        values.at(static_cast<std::size_t>(c * pitch + i)) =
+            inside ? from.at(at(s, image, first_channel + c, y, column)) : 0;
+      }
+    }
+  }
+  double operator[](int offset) const { return values.at(static_cast<std::size_t>(offset)); }
+
+  const Values& from;
+  ImageStrides s;
+  int base, channels, existing, pitch, copies, shifts, vector;
+  Values values;
+};
+
+/// What strip_ahead_kernel multiplies; whether it serves.
+bool check_ahead(const ConvCase& c, ConvRandom& random, int bytes) {
+  const int base = static_cast<int>(random.in(0, 7));
+  const auto start = reinterpret_cast<const void*>(static_cast<std::uintptr_t>(base * bytes));
+  Ahead ahead(geometry_of(c), bytes, copy_bytes(start, c.out(1), bytes));
+  if (!ahead.fits()) return false;
+  Strip& p = ahead.strip;
+  p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
+  p.plan.to = strides(c.ci, p.to_h, p.to_w);
+  const Values y = random.integers(c.y_count()), w = random.integers(c.w_count());
+  Values x(c.x_count(), 0.0);
+  EXPECT_LE(ahead.shared_bytes(), kMostShared);
+  EXPECT_EQ(ahead.stage(Ahead::kTeams - 1, ahead.stages - 1) + ahead.stage_bytes, ahead.shared_bytes());
+  EXPECT_EQ(p.slot_of.count, p.plan.kernel_h);
+  EXPECT_GE(ahead.side * ahead.n * 8, p.plan.to_channels);
+  EXPECT_EQ(p.columns * ahead.side, kPixels * kWarps);
+  FilledStage stage{y, p.plan.from, base, p.chunk, p.chunk, p.pitch, p.copies, p.shifts, 16 / bytes, {}};
+  for (int index = 0; index < ahead.units; ++index)
+    for (int group = 0; group < p.plan.groups; ++group)
+      for (int chunk = 0; chunk < p.chunks; ++chunk)
+        for (int slot = 0; slot < p.slot_of.count; ++slot) {
+          const Unit unit(p, index);
+          EXPECT_EQ(p.tap_slot(slot), slot);
+          const int row = unit.row * p.reach_h.step + p.slot_of.row(slot),
+                    column = unit.column * p.reach_w.step + p.low_w;
+          stage.fill(unit.image, group * p.plan.from_channels + chunk * p.chunk, row, column, p.plan.from_h,
+                     p.plan.from_w);
+          const int first =
+              base + static_cast<int>(at(p.plan.from, unit.image, group * p.plan.from_channels, 0, 0));
+          for (int b = 0; b < p.columns; ++b)
+            for (int k = 0; k < ahead.steps * kStep; ++k) {
+              const int shift = p.shift(first, k % kStep, row, column);
+              const double value = stage[p.row_offset(k) + shift + b * p.reach_w.step];
+              EXPECT_FALSE(std::isnan(value));
+              for (int m = 0; m < p.plan.to_channels; ++m) {
+                const std::int64_t weight = p.row_weight(group, chunk, slot, k, m);
+                if (weight < 0 || unit.column + b >= p.to_w) continue;
+                x.at(at(p.plan.to, unit.image, group * p.plan.to_channels + m, unit.row, unit.column + b)) +=
+                    w.at(static_cast<std::size_t>(weight)) * value;
+              }
+            }
+          if (::testing::Test::HasFailure()) return true;
+        }
+  EXPECT_EQ(x, define_x(c, y, w));
+  return true;
+}
+
+/// And strip_ahead_weight_grad_kernel.
+bool check_ahead_weight_grad(const ConvCase& c, ConvRandom& random, int bytes) {
+  const int y_base = static_cast<int>(random.in(0, 7)), x_base = static_cast<int>(random.in(0, 7));
+  const auto copy_of = [&](int base, std::int64_t width) {
+    return copy_bytes(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(base * bytes)), width, bytes);
+  };
+  AheadWeightGrad ahead(geometry_of(c), bytes, copy_of(y_base, c.out(1)), copy_of(x_base, c.in[1]));
+  if (!ahead.fits()) return false;
+  Strip& p = ahead.strip;
+  p.plan.from = strides(c.co, p.plan.from_h, p.plan.from_w);
+  const ImageStrides of_x = strides(c.ci, p.to_h, p.to_w);
+  const Values x = random.integers(c.x_count()), y = random.integers(c.y_count());
+  Values sums(c.w_count(), 0.0);
+  const int taps = p.plan.kernel_h, channels = p.plan.to_channels;
+  EXPECT_LE(channels, ahead.x_channels);
+  FilledStage of_y{y, p.plan.from, y_base, kStep, kStep, p.pitch, p.copies, p.shifts, 16 / bytes, {}},
+      row_of_x{
+          x,          of_x, x_base, ahead.x_channels, channels, ahead.x_pitch, ahead.x_copies, ahead.x_shifts,
+          16 / bytes, {}};
+  EXPECT_LE(kStep * p.pitch * bytes, ahead.stage_bytes);
+  EXPECT_LE(ahead.x_channels * ahead.x_pitch * bytes, ahead.stage_bytes);
+  EXPECT_EQ(p.plan.from_channels, ahead.y_blocks * AheadWeightGrad::kChannels);
+  for (int index = 0; index < ahead.units; ++index)
+    for (int group = 0; group < p.plan.groups; ++group) {
+      const Unit unit(p, index);
+      row_of_x.fill(unit.image, group * channels, unit.row, unit.column, p.to_h, p.to_w);
+      const int x_first =
+          x_base + static_cast<int>(at(of_x, unit.image, group * channels, unit.row, unit.column));
+      for (int first = 0; first < p.plan.from_channels; first += kStep)
+        for (int slot = 0; slot < taps; ++slot) {
+          const int row = unit.row * p.reach_h.step + p.slot_of.row(slot),
+                    column = unit.column * p.reach_w.step + p.low_w;
+          const int from = group * p.plan.from_channels + first;
+          of_y.fill(unit.image, from, row, column, p.plan.from_h, p.plan.from_w);
+          for (int tap = 0; tap < taps; ++tap)
+            for (int octet = 0; octet < kStep; ++octet)
+              for (int ci = 0; ci < channels; ++ci)
+                for (int b = 0; b < p.columns; ++b) {
+                  const int y_shift =
+                                p.shift(y_base + static_cast<int>(at(p.plan.from, unit.image, from, 0, 0)),
+                                        octet, row, column),
+                            x_shift = (x_first + ci % kStep * of_x.c) & ahead.x_shifts;
+                  const double product =
+                      of_y[octet * p.pitch + y_shift + p.row_offset(tap * kStep) + b * p.reach_w.step] *
+                      row_of_x[ci * ahead.x_pitch + x_shift + b];
+                  EXPECT_FALSE(std::isnan(product));
+                  const int weight =
+                      ((group * channels + ci) * p.plan.from_channels + first + octet) * taps + slot;
+                  sums.at(static_cast<std::size_t>(weight * taps + tap)) += product;
+                }
+          if (::testing::Test::HasFailure()) return true;
+        }
+    }
+  EXPECT_EQ(sums, define_w(c, x, y));
+  return true;
+}
+
 TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
   ConvRandom random(33);
   for (int i = 0; i < 1500; ++i) {
@@ -476,6 +619,36 @@ TEST(ConvStripPlan, ShiftsRowsOfTapsAsTheirTableSays) {
     }
   }
   EXPECT_GT(shifted, 100);
+}
+
+TEST(ConvStripPlan, RunsAheadOverWhatTheDefinitionMultiplies) {
+  ConvRandom random(36);
+  int served = 0, weight_grads = 0;
+  for (int i = 0; i < 60; ++i) {
+    ConvCase c;
+    c.n = random.in(1, 2);
+    c.groups = random.in(1, 2);
+    c.ci = c.groups * random.in(1, 20);
+    c.co = c.groups * kStep * random.in(1, 2);
+    c.in[0] = random.in(1, 2), c.in[1] = random.in(30, 200);
+    const bool square = random.chance(60);
+    for (int a = 0; a < 2; ++a) {
+      c.kernel[a] = a == 1 && square ? c.kernel[0] : random.in(1, 3);
+      c.dilation[a] = random.in(1, 2), c.padding[a] = random.in(0, 2);
+    }
+    c.stride[0] = (c.kernel[0] - 1) * c.dilation[0] + random.in(1, 2), c.stride[1] = random.in(2, kMaxPhases);
+    c.output_padding[1] = random.in(0, c.stride[1] - 1);
+    if (c.out(0) < 1 || c.out(1) < 1) continue;
+    for (int element_bytes : {2, 4}) {
+      SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +
+                   " bytes: " + c.text());
+      served += check_ahead(c, random, element_bytes);
+      weight_grads += check_ahead_weight_grad(c, random, element_bytes);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+  EXPECT_GT(served, 40);
+  EXPECT_GT(weight_grads, 10);
 }
 
 TEST(ConvStripPlan, BeginsWhereResultsOfAStepSeeTheFewestRows) {

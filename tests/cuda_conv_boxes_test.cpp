@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::test {
@@ -291,6 +292,133 @@ TEST_F(CudaConvBoxes, FoldedColumns) {
     EXPECT_GT(folds, 50);
     EXPECT_GT(gradients, 35);
     EXPECT_GT(turns, 0);
+  }
+}
+
+/// A layer's weight gradient, from and to poisoned memory, is that of `tensor`, and has the same bits again.
+void expect_weight_grad_as_tensor(ConvAlgorithm algorithm, Precision precision, const Tensor& x,
+                                  const Tensor& gy, Size2 kernel, const ConvTranspose2dOptions& o,
+                                  Layout weight, double tolerance) {
+  set_conv_algorithm(ConvAlgorithm::tensor);
+  set_float32_precision(Precision::highest);
+  const Tensor expected = conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
+  set_conv_algorithm(algorithm);
+  set_float32_precision(precision);
+  poison_memory();
+  const Tensor gw = conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
+  expect_near("gw", gw.to(Device{}), expected.to(Device{}), tolerance, 3);
+  poison_memory();
+  EXPECT_EQ(conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor().to_vector<float>(),
+            gw.to_vector<float>());
+}
+
+// Small images whose taps of a row have boxes of their own; sums that blocks of a cluster add, and weights
+// that blocks write, in whole pairs of channels and not.
+TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  const ConvTranspose2dOptions twice{.stride = 2, .padding = 1};
+  int of_taps = 0, of_runs = 0, clusters = 0, written = 0;
+  Share share;
+  for (const Layer& l :
+       {Layer{{5, 40, 4, 4}, 33, 4, twice}, Layer{{6, 70, 8, 8}, 66, 4, twice},
+        Layer{{9, 64, 8, 8}, 64, {5, 3}, {.padding = 2}}, Layer{{32, 512, 4, 4}, 256, 4, twice},
+        Layer{{33, 256, 8, 8}, 128, 4, twice}, Layer{{64, 192, 4, 4}, 161, {3, 4}, twice},
+        Layer{{64, 256, 4, 4}, 256, 4, {.stride = 2, .padding = 1, .groups = 2}}}) {
+    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (const OverBoxes& way : kOverBoxes) {
+        if (way.dtype == DType::float32 && way.algorithm == ConvAlgorithm::boxes) continue;
+        for (const Layout weight : {Layout::nchw, Layout::nhwc}) {
+          if (!share.takes_next()) continue;
+          SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", way, " weight ", weight));
+          const auto tensor = [&](const Shape& shape) {
+            return randn(shape).to(layout).to(kCuda).to(way.dtype);
+          };
+          const Tensor x = tensor(l.x),
+                       w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
+                                         {way.dtype, kCuda});
+          const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
+          const int parts = way.precision == Precision::highest && way.dtype == DType::float32 ? 2 : 1;
+          const conv_gemm::BoxGradWay& gradient = conv_gemm::box_grad_way(g, parts);
+          if (gradient.plan.tile.of_taps) ++of_taps;
+          if (gradient.plan.tile.of_taps && gradient.plan.tile.jump > 0) ++of_runs;
+          if (gradient.plan.cluster() > 1) ++clusters;
+          if (gradient.written_sums(weight == Layout::nhwc) == 0) ++written;
+          expect_weight_grad_as_tensor(way.algorithm, way.precision, x, tensor(g.y_shape()), l.kernel,
+                                       l.options, weight, way.tolerance);
+        }
+      }
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(of_taps, 50);
+    EXPECT_GT(of_runs, 20);
+    EXPECT_GT(clusters, 8);
+    EXPECT_GT(written, 8);
+  }
+}
+
+// Rows of 16-bit images in nchw as they lie: rows of y that begin at any element, one to three rows of x at
+// once, parts of a block that take turns, strips of half a tile, padding, dilation, strides of rows, groups.
+TEST_F(CudaConvBoxes, RowsAsTheyLie) {
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  Share share;
+  for (const Layer& l : {Layer{{1, 64, 8, 64}, 64, 1, {}},
+                         Layer{{2, 64, 9, 64}, 64, {1, 3}, {.padding = {0, 1}}},
+                         Layer{{1, 64, 12, 64}, 64, 3, {.padding = 1}},
+                         Layer{{2, 64, 40, 200}, 64, 3, {}},
+                         Layer{{2, 64, 32, 128}, 64, {3, 7}, {}},
+                         Layer{{3, 64, 32, 64}, 128, {3, 5}, {}},
+                         Layer{{2, 32, 48, 256}, 32, 3, {}},
+                         Layer{{2, 32, 48, 256}, 32, {3, 7}, {.padding = {1, 3}}},
+                         Layer{{2, 48, 17, 72}, 80, {5, 3}, {.padding = {2, 1}}},
+                         Layer{{2, 96, 20, 72}, 160, 3, {.padding = 1, .groups = 2}},
+                         Layer{{2, 64, 25, 80}, 64, 3, {.padding = 2, .dilation = 2}},
+                         Layer{{1, 64, 25, 136}, 64, {3, 4}, {.padding = {1, 5}, .dilation = 3}},
+                         Layer{{2, 64, 21, 64}, 64, {4, 3}, {.stride = {2, 1}, .padding = 1}},
+                         Layer{{2, 32, 21, 64}, 48, {5, 3}, {{3, 1}, {1, 1}, {0, 0}, {2, 1}}},
+                         Layer{{2, 64, 21, 136}, 64, 2, {.padding = 1}},
+                         Layer{{1, 64, 30, 104}, 64, 7, {.padding = 3}},
+                         Layer{{1, 64, 30, 104}, 64, {5, 9}, {.padding = {4, 8}}},
+                         Layer{{2, 100, 24, 64}, 72, 3, {.padding = 1}},
+                         Layer{{2, 20, 24, 64}, 24, 3, {.padding = 1}},
+                         Layer{{1, 128, 24, 64}, 128, 3, {.padding = 1}},
+                         Layer{{2, 64, 16, 40}, 64, 3, {.padding = 1}},
+                         Layer{{4, 64, 1, 128}, 64, 3, {.padding = 1}},
+                         Layer{{40, 64, 2, 64}, 64, 3, {}}}) {
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      for (const std::int64_t first : {0, 3}) {  // not aligned: by other kernels
+        if (!share.takes_next() || (first > 0 && dtype == DType::float16)) continue;
+        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " from ", first));
+        const auto tensor = [&](const Shape& shape) {
+          return randn({shape.count() + first})
+              .to(kCuda)
+              .to(dtype)
+              .slice(first, first + shape.count())
+              .reshape(shape);
+        };
+        const Tensor x = tensor(l.x),
+                     w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
+                                       {dtype, kCuda});
+        const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
+        {
+          const ConvAlgorithmScope scope(ConvAlgorithm::rows);
+          EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant, "rows as they lie");
+        }
+        expect_weight_grad_as_tensor(ConvAlgorithm::rows, Precision::highest, x, tensor(g.y_shape()),
+                                     l.kernel, l.options, Layout::nchw,
+                                     dtype == DType::float16 ? 6e-4 : 3e-3);
+      }
+    }
   }
 }
 

@@ -35,8 +35,10 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   }
   if (!is_sanitized() || forced == ConvAlgorithm::automatic) return true;
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
-  const bool boxes = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves;
-  const std::string wanted = to_string(boxes ? ConvAlgorithm::wgmma : forced);
+  if (forced == ConvAlgorithm::rows && (size_of(dtype) > 2 || layout == Layout::nhwc)) return false;
+  const bool of_wgmma =
+      forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves || forced == ConvAlgorithm::rows;
+  const std::string wanted = to_string(of_wgmma ? ConvAlgorithm::wgmma : forced);
   const ConvExplanation e = cu::explain_on(g, dtype, layout, true);
   const auto is_wanted = [&](const ConvChoice& c) { return c.kernel == wanted; };
   return is_wanted(e.forward) || is_wanted(e.input_gradient) || is_wanted(e.weight_gradient);
@@ -57,7 +59,7 @@ void for_each_algorithm(F f) {
        {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
         ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
         ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves,
-        ConvAlgorithm::automatic}) {
+        ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||

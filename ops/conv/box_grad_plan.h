@@ -5,7 +5,8 @@
 // for the taps that read a plane of y. A tile has pixels of x and the box of y that they meet; pixels are
 // multiplied in steps of 16 that follow each other in x, and in y at a constant distance: rows of 16 columns,
 // one row of more, or rows of the whole width, whose boxes have the same pitch. Where a step has no pixel, x
-// is zero: y may be anything that is finite there.
+// is zero: y may be anything that is finite there. In small images many steps have none, so taps of a row may
+// have boxes of their own, as wide as x is: images of 4x4 pixels take a step each instead of 2.5.
 // Few channels may be those of folded columns (fold.h).
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
@@ -21,29 +22,37 @@
 namespace tapedeck::conv_gemm {
 
 struct GradTile {
+  /// The place in a box of y of a step's first pixel, at its first tap.
+  TAPEDECK_HD int y_place(int step) const { return step * y_step + step / run * jump; }
+
   BoxTile x, y;
-  int steps = 0, y_step = 16;  // pixels of y from a step to the next; 0 steps: there is no tile
+  int steps = 0, y_step = 16;   // pixels of y from a step to the next; 0 steps: there is no tile
+  int run = 1 << 30, jump = 0;  // after so many steps, a multiple of 4, as many pixels more
+  bool of_taps = false;         // whether taps of a row have boxes of their own
   int x_bytes = 0,
       y_bytes = 0;  // of a box in shared memory, with zeros after y's where it is read past its end
 };
 
 /// Tiles of which a stage takes at most `most_bytes`; no steps if there are none. Atoms read up to `beyond`
-/// pixels past a tap.
-inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int most_bytes) {
+/// pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0.
+inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int row_taps,
+                          int most_bytes) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   GradTile best;
   double least = 0;
   const auto offer = [&](GradTile t, int pixels, int slack) {
-    slack += beyond;
+    slack += t.of_taps ? 0 : beyond;
     t.x_bytes = (t.x.pixels() + 7) / 8 * 1024, t.y_bytes = (t.y.pixels() + slack + 7) / 8 * 1024;
-    const int bytes = x_blocks * t.x_bytes + y_blocks * t.y_bytes;
+    const int y_boxes = t.of_taps ? row_taps : y_blocks;
+    const int bytes = x_blocks * t.x_bytes + y_boxes * t.y_bytes;
     if (bytes > most_bytes || t.y.pitch > kMostOfBox || t.y.box_rows > kMostOfBox ||
         t.x.box_rows > kMostOfBox)
       return;
     const auto count = [](int all, int of) { return static_cast<double>((all + of - 1) / of); };
     const double tiles = count(p.n, t.x.images) * count(height, t.x.rows) * count(width, t.x.columns);
     // What is multiplied, with some steps' time for each tile, and what is brought beyond half of that.
-    const double cost = tiles * (std::max(pixels + 48.0, 0.5 * (t.x.pixels() + t.y.pixels())));
+    const int brought = t.x.pixels() + (t.of_taps ? row_taps : 1) * t.y.pixels();
+    const double cost = tiles * (std::max(pixels + 48.0, 0.5 * brought));
     if (best.steps > 0 && cost >= least) return;
     least = cost, best = t;
   };
@@ -79,6 +88,21 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
       offer(t, images * image, halo_h * wide + halo_w);
     }
   }
+  const int image = height * width;
+  if (row_taps == 0 || (image != 16 && image % 64 != 0)) return best;
+  for (int images = 1; images <= std::min(p.n, 64) && images * image <= 512; ++images) {
+    GradTile t;
+    t.of_taps = true;
+    t.x = {images, height, width, width, height};
+    t.y = {images, height, width, width, height + halo_h};
+    t.steps = images * image / 16;
+    if (image == 16) {
+      t.y_step = t.y.image_pixels();
+    } else {
+      t.run = image / 16, t.jump = halo_h * width;
+    }
+    offer(t, images * image, 0);
+  }
   return best;
 }
 
@@ -103,10 +127,17 @@ constexpr int most_grad_atoms(int parts) {
 }
 
 struct BoxGradPlan {
+  static constexpr int kMostSteps = 512;  // of a block, of which a kernel adds products without writing sums
+  static constexpr int kMostStepsOfCluster = 128,  // no more than kMostSteps
+      kLeastSums = 1 << 21;
+
   BoxGradPlan() = default;
-  /// `most_bytes` of shared memory; operands have so many parts.
-  BoxGradPlan(const ConvTranspose2dGeometry& g, int most_bytes, int operand_parts = 1)
-      : planes(g, false, 2), parts(operand_parts) {
+  /// `shared_bytes` that stages may have; operands have so many parts.
+  BoxGradPlan(const ConvTranspose2dGeometry& g, int shared_bytes, int operand_parts = 1)
+      : planes(g, false, 2),
+        parts(operand_parts),
+        most_bytes(shared_bytes),
+        weights(g.weight_shape().count()) {
     const BoxPlan& p = planes;
     if (p.planes() > kMaxPlanes || p.n == 0) return;
     int taps = 0, shift = 0;
@@ -126,17 +157,20 @@ struct BoxGradPlan {
     x_tiles = ceil_div(x_all, x_blocks), y_tiles = ceil_div(y_all, y_blocks);
     for (int plane = 0; plane < p.planes(); ++plane)
       unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
-    const int beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
+    const int beyond = atoms_are_taps ? (atoms - 1) * shift : 0,
+              row_taps = atoms_are_taps && taps <= atoms ? atoms : 0;
     for (int stages = 3; stages > 1 && tile.steps == 0; --stages)
-      tile = grad_tile(p, x_blocks, y_blocks, beyond, most_bytes / stages / parts);
+      tile = grad_tile(p, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts);
     tiles_w = ceil_div(p.w.most(), tile.x.columns), tiles_h = ceil_div(p.h.most(), tile.x.rows);
   }
 
   bool exists() const { return tile.steps > 0; }
   TAPEDECK_HD int tiles() const { return (planes.n + tile.x.images - 1) / tile.x.images * tiles_h * tiles_w; }
-  /// Of a stage: of each part, boxes of x, then boxes of y.
-  TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_blocks * tile.y_bytes; }
+  /// Of a stage: of each part, boxes of x, then boxes of y, of its blocks of channels or of taps of a row.
+  TAPEDECK_HD int y_boxes() const { return tile.of_taps ? atoms : y_blocks; }
+  TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_boxes() * tile.y_bytes; }
   TAPEDECK_HD int stage_bytes() const { return parts * part_bytes(); }
+  int stages() const { return std::min(4, most_bytes / stage_bytes()); }
 
   /// Tiles of a thread block: as many blocks as an H100 runs at once, but some work for each. And how many
   /// blocks a work's sum is split among.
@@ -145,6 +179,16 @@ struct BoxGradPlan {
     return static_cast<int>(count(tiles(), wanted));
   }
   int splits() const { return ceil_div(tiles(), split_tiles()); }
+  /// Whether sums are written once, and nothing is added to them.
+  bool is_written_once() const { return parts == 2 || split_tiles() * tile.steps <= kMostSteps; }
+  /// How many blocks of a work, neighbouring splits, add their sums before these are written, through each
+  /// other's shared memory. Two take 2.5 us more (an H200), and pay for where there is little to multiply,
+  /// but many sums; of four, an H200 has no more than 30 at once.
+  int cluster() const {
+    const int sums_bytes = units * x_blocks * atoms * kBlockChannels * kBlockChannels * 4;
+    const bool pays = split_tiles() * tile.steps <= kMostStepsOfCluster && splits() * weights >= kLeastSums;
+    return pays && parts == 1 && splits() % 2 == 0 && sums_bytes <= stages() * stage_bytes() ? 2 : 1;
+  }
 
   /// About how many clocks a multiprocessor's tensor cores take.
   double clocks() const {
@@ -202,7 +246,13 @@ struct BoxGradPlan {
     return u.h * planes.h.of[work.i].shift * tile.y.pitch + u.w * planes.w.of[work.j].shift;
   }
   TAPEDECK_HD int atom_step(const Work& work) const {
-    return atoms_are_taps ? planes.w.of[work.j].shift : tile.y_bytes / kPixelBytes;
+    return atoms_are_taps && !tile.of_taps ? planes.w.of[work.j].shift : tile.y_bytes / kPixelBytes;
+  }
+
+  /// The column of a plane of y, less that of x, where a work's box of this number begins.
+  TAPEDECK_HD int column(const Work& work, int box) const {
+    const BoxTaps& w = planes.w.of[work.j];
+    return w.origin + (tile.of_taps ? box * w.shift : 0);
   }
 
   /// What an atom of a unit is: the kernel's tap and the block of channels of y.
@@ -220,7 +270,8 @@ struct BoxGradPlan {
   TAPEDECK_HD bool is_narrow(const Unit& u) const { return u.count < atoms; }
 
   BoxPlan planes;  // of conv2d, whose planes are y's
-  int parts = 1;
+  int parts = 1, most_bytes = 0;
+  std::int64_t weights = 0;
   GradTile tile;
   bool atoms_are_taps = false;
   int atoms = 1, units = 1;  // of a warpgroup, of a thread block
@@ -245,6 +296,12 @@ inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
 /// The plan of a layer, of operands in so many parts, and of which images; without tiles where there are few
 /// channels, too.
 struct BoxGradWay {
+  /// How many sums of the weight's size are written before these are added: none where blocks write the
+  /// weight itself, which they do if its channels are last.
+  int written_sums(bool channels_last) const {
+    const int sums = plan.splits() / plan.cluster();
+    return sums == 1 && plan.is_written_once() && !fold.exists() && channels_last ? 0 : sums;
+  }
   Fold fold;
   BoxGradPlan plan;
 };

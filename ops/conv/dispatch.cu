@@ -187,7 +187,8 @@ Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layo
   const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? y : x);
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
-  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves) a = ConvAlgorithm::wgmma;  // which asks again
+  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves || a == ConvAlgorithm::rows)
+    a = ConvAlgorithm::wgmma;  // which asks again
   const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
   Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, offer);
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
@@ -306,14 +307,18 @@ struct Variants {
     if (c.algorithm == ConvAlgorithm::thin) splits = thin_products_weight_grad_splits(g, dtype, layout);
     if (c.algorithm == ConvAlgorithm::strip) {
       if (strip_weight_grad_rows_effort(g, dtype, layout)) variant = "rows of y read once";
-      splits = strip_weight_grad_splits(g, dtype, layout);
+      splits = strip_weight_grad_splits(g, dtype, layout, has_wgmma);
     }
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const Factors f = factors();
-      const int parts = f.are_float() ? f.halves() : 1;
-      const bool boxes = weight_grad_over_boxes(g, f) && box_grad_way(g, parts).plan.exists();
-      variant = products(boxes, boxes && f.are_float());
-      if (boxes) variant += folded(box_grad_way(g, parts).fold);
+      if (weight_grad_over_rows(g, layout, layout, f)) {
+        variant = "rows as they lie";
+      } else {
+        const int parts = f.are_float() ? f.halves() : 1;
+        const bool boxes = weight_grad_over_boxes(g, f) && box_grad_way(g, parts).plan.exists();
+        variant = products(boxes, boxes && f.are_float());
+        if (boxes) variant += folded(box_grad_way(g, parts).fold);
+      }
       bytes = wgmma_weight_grad_workspace(g, layout, f);
     }
     bytes += splits * g.weight_shape().count() * std::max(element_bytes(), 4);
@@ -474,7 +479,10 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
       const bool transposed = pass == ConvPass::forward;
       const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
       if (pass == ConvPass::weight_gradient) {
-        way = weight_grad_over_boxes(g, f) && box_grad_way(g, f.are_float() ? f.halves() : 1).plan.exists();
+        way = weight_grad_over_rows(g, x.layout(), y.layout(), f)
+                  ? 2
+                  : weight_grad_over_boxes(g, f) &&
+                        box_grad_way(g, f.are_float() ? f.halves() : 1).plan.exists();
       } else {
         const BoxResults results =
             box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);
@@ -488,8 +496,8 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
   add(known_choice(g, pass, x, y).algorithm);
   for (const ConvAlgorithm a : conv_estimate::kEstimated)
     if (const double time = estimated(a); time <= kHopeless * least || std::isinf(time)) add(a);
-  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::matrix,
-                                ConvAlgorithm::thin, ConvAlgorithm::simt})
+  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::rows,
+                                ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
     add(a);
   return found;
 }

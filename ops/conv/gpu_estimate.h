@@ -224,7 +224,7 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
 inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   Terms t{1};
   t[7] = weight_moved(c);
-  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands, false)) {
+  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands)) {
     const conv_gemm::BoxGradPlan& p =
         conv_gemm::box_grad_way(c.g, c.operands.are_float() ? c.operands.halves() : 1).plan;
     if (p.exists()) {
@@ -236,7 +236,7 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
       t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
              p.x_blocks * p.atoms * p.units / 1e2;
       t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
-      t[6] = weight_moved(c) * p.splits();
+      t[6] = weight_moved(c) * p.splits() / p.cluster();
       return t;
     }
   }
@@ -301,11 +301,16 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
   return algorithm == ConvAlgorithm::direct ? of_direct_map(c, p) : of_depthwise_map(c, p);
 }
 
+inline constexpr double kClocksOfMicrosecond = 1750;
+
 /// Microseconds; infinity where too few such calls were measured.
 inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
   const auto index =
       std::find(std::begin(kEstimated), std::end(kEstimated), algorithm) - std::begin(kEstimated);
   const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
+  if (algorithm == ConvAlgorithm::wgmma && c.pass == ConvPass::weight_gradient &&
+      conv_gemm::weight_grad_over_rows(c.g, c.layout, c.layout, c.operands))
+    return conv_gemm::row_grad_plan(c.g).clocks() / kClocksOfMicrosecond;
   const Terms& factors = kFactors[c.layout == Layout::nhwc][static_cast<int>(c.pass)][precision][index];
   if (factors == Terms{}) return std::numeric_limits<double>::infinity();
   const Terms terms = terms_of(algorithm, c, strip);

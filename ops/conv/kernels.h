@@ -24,7 +24,8 @@
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
 //                gradients may take then, too; columns of few channels are folded there (fold.h); or with
-//                operands gathered for each tap (wgmma_choice.cuh).
+//                operands gathered for each tap (wgmma_choice.cuh). Weight gradients of 16 bits in nchw also
+//                over rows as they lie (row_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
@@ -45,8 +46,8 @@
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
-// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes` and `halves`. What a
-// device does not have, or what cannot compute a call, counts as `automatic`.
+// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes`, `halves` and `rows`.
+// What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
 #include <optional>
@@ -75,7 +76,8 @@ enum class ConvAlgorithm : std::uint8_t {
   tensor,
   wgmma,
   boxes,
-  halves
+  halves,
+  rows
 };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or

@@ -1,6 +1,6 @@
 // Kernels that memory bounds: few channels a group or a large stride. strip_transposed.cu, with
-// strip_transposed_halves.cu; strip_transposed_channels_last.cu, strip_plain.cu, strip_weight_grad.cu,
-// strip_weight_grad_rows.cu.
+// strip_transposed_halves.cu; strip_transposed_channels_last.cu, strip_plain.cu, with strip_ahead.cu;
+// strip_weight_grad.cu, with strip_ahead_weight_grad.cu; strip_weight_grad_rows.cu.
 #pragma once
 
 #include <optional>
@@ -39,13 +39,25 @@ void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tens
                                     const Tensor& bias, const Tensor& y);
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                  const Tensor& x);
+/// The same where each row of y meets one row of x, and rows are long; whether it has done it. And whether it
+/// does, for tensors that start at multiples of 16 bytes.
+bool strip_ahead(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                 const Tensor& x);
+bool strip_ahead_serves(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_bulk);
 
 std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometry& g, DType dtype,
                                                     Layout layout);
 void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 /// How many sums of the weight's size that makes before they are added, of tensors that start at multiples of
-/// 16 bytes.
-std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout);
+/// 16 bytes; `has_bulk`: whether the device has bulk copies.
+std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
+                                      bool has_bulk);
+/// The same where each row of y meets one row of x, as strip_ahead() and strip_ahead_serves(); 0 splits where
+/// it does not.
+bool strip_weight_grad_ahead(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                             const Tensor& w);
+std::int64_t strip_weight_grad_ahead_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
+                                            bool has_bulk);
 /// The same, where two or three rows of x meet a row of y.
 std::optional<StripEffort> strip_weight_grad_rows_effort(const ConvTranspose2dGeometry& g, DType dtype,
                                                          Layout layout);

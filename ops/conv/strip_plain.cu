@@ -13,15 +13,17 @@
 //   group q of y:   taps of result q | of q-1 | of q-2       sums[0] sums[1] sums[2] -> result q-2 is written
 //   group q+1:      taps of q+1      | of q   | of q-1               (moved up)
 //
+// Where each row of y meets one row of x and rows are long, Hopper has strip_ahead.cu.
+//
 // Elements of neighbouring pixels are `stride` apart: an odd stride meets all banks. What bounds it should be
 // the reading; it is how long a stage takes from its barrier to the next, of loads and products that wait for
 // each other.
 //
-// On an H200 (bench/compare_gpu.py --shapes kb75,kb81) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 and
-// 0.22, 0.22 and 0.12 ms, 48, 50 and 45% and 56, 56 and 52% of a copy's bandwidth for the rows that are read.
-// What helped: copies of whole rows in bulk, by one warp (kb75 0.244 to 0.226 and 0.132 to 0.123; kb81, whose
-// rows are 8 bytes from multiples of 16, 0.242 to 0.219, 0.230 to 0.217 and 0.132 to 0.117 since the rows of
-// a step's taps may be shifted differently: with the taps along h in a loop TF32 had taken 0.252), reading a
+// On an H200 (bench/compare_gpu.py --shapes kb75) in float32, TF32 and bfloat16: 0.23, 0.22 and 0.12 ms, 48,
+// 50 and 45% of a copy's bandwidth for the rows that are read. (kb81 took 0.22, 0.22 and 0.12 here.) What
+// helped: copies of whole rows in bulk, by one warp (kb75 0.244 to 0.226 and 0.132 to 0.123; kb81, whose rows
+// are 8 bytes from multiples of 16, 0.242 to 0.219, 0.230 to 0.217 and 0.132 to 0.117 since the rows of a
+// step's taps may be shifted differently: with the taps along h in a loop TF32 had taken 0.252), reading a
 // row once for all rows of x that it meets, steps four at a time without branches (0.40 to 0.26 and 0.29 to
 // 0.26 ms), 32 pixels a warp in bfloat16 (kb75 0.156 to 0.134), stages of many channels (2 of y: 0.65, 4:
 // 0.38, 8: 0.29, 16: 0.26). A tile of several rows, whose rows of y other tiles read again, took 0.55. What
@@ -502,6 +504,7 @@ std::optional<StripEffort> strip_plain_effort(const ConvTranspose2dGeometry& g, 
 }
 
 std::int64_t strip_plain_parts(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_bulk) {
+  if (strip_ahead_serves(g, dtype, layout, has_bulk)) return 0;
   PlainArguments a;
   const Configuration chosen = arguments_of_own(g, dtype, layout, has_bulk, a);
   return chosen.m == 0 || a.parts == 1 ? 0 : a.parts;
@@ -509,6 +512,7 @@ std::int64_t strip_plain_parts(const ConvTranspose2dGeometry& g, DType dtype, La
 
 void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                  const Tensor& x) {
+  if (strip_ahead(g, y, w, bias, x)) return;
   const DeviceScope scope(x.device());
   PlainArguments a;
   const bool last = y.layout() == Layout::nhwc;

@@ -7,7 +7,7 @@
 // result's in float32, since tensor cores truncate what they add.
 #pragma once
 
-#include <tapedeck/ops/conv/strip_plan.h>
+#include <tapedeck/ops/conv/strip_ahead_plan.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/wgmma.cuh>
 
@@ -107,6 +107,39 @@ __device__ __forceinline__ void wait(conv_gemm::Barrier& barrier, unsigned parit
 #endif
 }
 
+/// The first kCount threads of a block wait for each other.
+template <int kCount>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kCount) : "memory");
+}
+
+/// Of a ring of stages whose barriers tell when they are full and empty: the one that comes next, and its
+/// barriers' parity.
+struct Turn {
+  __device__ __forceinline__ void pass(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  int stage = 0;
+  unsigned parity = 0;
+};
+/// The same of one of several warps that fill stages in turn. There are no fewer stages than warps, or
+/// parities would not tell.
+struct CopyTurn : Turn {
+  __device__ __forceinline__ explicit CopyTurn(int warp) : until(warp) {}
+  /// Calls copy(stage) when the next stage is this warp's, and empty.
+  template <class Copy>
+  __device__ __forceinline__ void next(int stages, int warps, conv_gemm::Barrier* empty, Copy copy) {
+    if (until == 0) {
+      wait(empty[stage], parity ^ 1);
+      copy(stage);
+      until = warps;
+    }
+    --until;
+    pass(stages);
+  }
+  int until;  // stages before this warp's
+};
+
 /// x in a register from here on: a kernel's arguments are otherwise read again and again, which waits longer
 /// than for a register. (A sum that the compiler cannot know to be x.)
 __device__ __forceinline__ int kept(int x) {
@@ -188,6 +221,52 @@ class RowCopy {
                for (int i = low + whole; i < copies_; ++i)
                  span.copy_words(i, shared(i), source + i * kVector);
              });
+#endif
+  }
+
+  /// The same of row y of each of up to 32 channels, of which not all need exist, by one warp, for others
+  /// that wait: of `arrived`, which expects kRowArrivals.
+  static constexpr int kRowArrivals = 2 * 32;
+  __device__ __forceinline__ void start_row(T* to, const T* from, int first_column, int y,
+                                            conv_gemm::Barrier& arrived) const {
+#if __CUDA_ARCH__ >= 900
+    const int lane = static_cast<int>(threadIdx.x) % 32, channels = static_cast<int>(by_channels_.divisor),
+              rows = static_cast<unsigned>(y) < static_cast<unsigned>(height_) ? min(exist, channels) : 0;
+    const unsigned shared = shared_address(to), pitch = static_cast<unsigned>(pitch_) * sizeof(T);
+    from += static_cast<std::int64_t>(y) * stride_h_ + first_column;
+    struct Ends {
+      __device__ __forceinline__ Ends(const RowCopy& copy, const T* from, int first_column)
+          : span(copy, from, first_column, true),
+            ends(span.first, copy.width_, copy.copies_, kVector),
+            source(from - span.shift) {}
+      Span span;
+      RowEnds ends;
+      const T* source;
+    };
+    const auto ends_of = [&](int channel) {
+      return Ends(*this, from + static_cast<std::int64_t>(channel) * stride_c_, first_column);
+    };
+    for (int c = lane / 4; c < rows; c += 8) {  // four lanes share a row's ends
+      const Ends row = ends_of(c);
+      for (int end = lane % 4; end < row.ends.count(); end += 4) {
+        const int i = row.ends.at(end);
+        row.span.copy_words(i, shared + static_cast<unsigned>(c) * pitch + static_cast<unsigned>(i) * 16,
+                            row.source + i * kVector);
+      }
+    }
+    for (int i = rows * pitch_ / kVector + lane; i < channels * pitch_ / kVector; i += 32)
+      store_zero<16>(shared + static_cast<unsigned>(i) * 16);
+    publish_for_bulk_copies();  // what was written to this place before
+    const Ends row = ends_of(min(lane, channels - 1));
+    const int copies = row.ends.high - row.ends.low;
+    if (lane < rows && copies > 0) {
+      arrived.arrive_with_copy(__cvta_shared_to_generic(shared + static_cast<unsigned>(lane) * pitch +
+                                                        static_cast<unsigned>(row.ends.low) * 16),
+                               row.source + row.ends.low * kVector, copies * 16);
+    } else {
+      arrived.arrive();
+    }
+    arrived.arrive_after_copies();
 #endif
   }
 

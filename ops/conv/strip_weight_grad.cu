@@ -12,14 +12,13 @@
 // Warps side by side have different ci, the others different pixels; their sums are added in order, and so
 // are the blocks', by a second kernel.
 //
-// On an H200 (kb81 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.26, 0.23 and 0.15 ms (gathered
-// tiles of gemm_weight_grad.cuh in bfloat16: 0.12). Twice the warps change nothing in
-// bfloat16, and make TF32 slower (0.26).
-// What bounds it are a thread's instructions: an element of y is loaded and split in two for each tap. What
-// helped: wide tiles of few rows, whose copies are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms),
-// four or five rows of 16 at once, without branches between them (0.48 to 0.44); in bfloat16 copies of 16
-// bytes where rows are shifted against them, by places that are found anew for each tile (0.18 to 0.15; in
-// float32 0.28).
+// Where each row of y meets one row of x and rows are long, Hopper has strip_ahead_weight_grad.cu: on an H200
+// kb81 of bench/compare_gpu.py took 0.26, 0.23 and 0.15 ms here in float32, TF32 and bfloat16. Twice the
+// warps changed nothing in bfloat16, and made TF32 slower (0.26). What bounds it are a thread's instructions:
+// an element of y is loaded and split in two for each tap. What helped: wide tiles of few rows, whose copies
+// are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms), four or five rows of 16 at once, without
+// branches between them (0.48 to 0.44); in bfloat16 copies of 16 bytes where rows are shifted against them,
+// by places that are found anew for each tile (0.18 to 0.15; in float32 0.28).
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
@@ -334,11 +333,17 @@ std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometr
   const Configuration chosen = arguments_of(g, dtype, last, copy_bytes(nullptr, g.w.out, bytes),
                                             copy_bytes(nullptr, g.w.in, bytes), a);
   if (chosen.m == 0) return {};
-  return chosen.effort;
+  StripEffort effort = chosen.effort;
+  if (strip_weight_grad_ahead_splits(g, dtype, layout, true) > 0)
+
+    effort.stages = effort.copies = 0;  // nobody waits for stages, and copies are of whole rows
+  return effort;
 }
 
-std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
+std::int64_t strip_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
+                                      bool has_bulk) {
   if (strip_weight_grad_rows_effort(g, dtype, layout)) return strip_weight_grad_rows_splits(g, dtype, layout);
+  if (const auto splits = strip_weight_grad_ahead_splits(g, dtype, layout, has_bulk)) return splits;
   const int bytes = static_cast<int>(size_of(dtype));
   WeightGradArguments a;
   arguments_of(g, dtype, layout == Layout::nhwc, copy_bytes(nullptr, g.w.out, bytes),
@@ -350,6 +355,7 @@ void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
   const DeviceScope scope(w.device());
   const int bytes = static_cast<int>(size_of(w.dtype()));
   if (strip_weight_grad_rows_effort(g, w.dtype(), y.layout())) return strip_weight_grad_rows(g, x, y, w);
+  if (strip_weight_grad_ahead(g, x, y, w)) return;
   const bool last = y.layout() == Layout::nhwc;
   WeightGradArguments a;
   const Configuration chosen = arguments_of(g, w.dtype(), last, copy_bytes(y.raw(), g.w.out, bytes),

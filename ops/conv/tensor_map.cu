@@ -33,12 +33,13 @@ CUtensorMapDataType type_of(DType dtype) {
 }
 
 CUtensorMap map_of(CUtensorMapDataType type, const void* first, const cuuint64_t (&sizes)[5],
-                   const cuuint64_t (&strides)[4], const cuuint32_t (&sides)[5], CUtensorMapSwizzle swizzle) {
+                   const cuuint64_t (&strides)[4], const cuuint32_t (&sides)[5], CUtensorMapSwizzle swizzle,
+                   CUtensorMapL2promotion brings = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   CUtensorMap map{};
-  const CUresult result = encoder()(&map, type, 5, const_cast<void*>(first), sizes, strides, sides, steps,
-                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map, type, 5, const_cast<void*>(first), sizes, strides, sides, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, brings, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "conv: cuTensorMapEncodeTiled failed with error ", static_cast<int>(result));
   return map;
 }
@@ -65,7 +66,10 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
       static_cast<const char*>(images.data) +
       (static_cast<std::int64_t>(h.remainder) * s.h + static_cast<std::int64_t>(w.remainder) * s.w) *
           static_cast<std::int64_t>(bytes);
-  return map_of(type_of(dtype), first, sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
+  // Of pixels far apart those between are not brought.
+  const bool apart = w.step > 2 && s.w * bytes % 256 != 0;
+  return map_of(type_of(dtype), first, sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B,
+                apart ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
@@ -111,6 +115,21 @@ CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, 
   return map_of(dtype == DType::float32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : type_of(dtype),
                 static_cast<const char*>(to.raw()) + first_row * row, sizes, strides, sides,
                 CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, int channels, bool swizzled) {
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const std::int64_t bytes = 2, plane = std::int64_t{boxes.height} * boxes.width, c = images.size(1),
+                     apart = boxes.apart, row = boxes.flat ? apart * plane : boxes.width;
+  const cuuint64_t sizes[5] = {u64(row), u64(boxes.flat ? 1 : boxes.height), u64(c / apart),
+                               u64(images.size(0)), 1},
+                   strides[4] = {u64(row * bytes), u64(apart * plane * bytes), u64(c * plane * bytes),
+                                 u64(c * plane * bytes)};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(columns), 1,
+                               static_cast<cuuint32_t>(channels / boxes.apart), 1, 1};
+  return map_of(type_of(images.dtype()), images.read(), sizes, strides, sides,
+                swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 }  // namespace tapedeck::cu::conv_gemm

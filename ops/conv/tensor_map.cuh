@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/channels_last.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -11,6 +12,7 @@ namespace tapedeck::cu::conv_gemm {
 using tapedeck::conv_gemm::BoxTile;
 using tapedeck::conv_gemm::PlaneAxis;
 using tapedeck::conv_gemm::ResultBox;
+using tapedeck::conv_gemm::RowBoxes;
 
 /// A plane of images as five axes, (channel of a group, column, row, image, group), of which a copy brings
 /// kPixelBytes of channels of each pixel of a slice of a box; bytes as wgmma.cuh wants them, zeros outside.
@@ -35,5 +37,10 @@ CUtensorMap pixel_map(const Tensor& to, int groups, int fold, const ResultAxis& 
 /// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
                        const ResultBox& box, int parities);
+
+/// Rows of 16-bit images in nchw as five axes, (RowBoxes::first(), second(), channel / boxes.apart, image,
+/// 1): a copy brings `columns` pixels of `channels` channels; swizzled as wgmma.cuh wants bytes, or as they
+/// are.
+CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, int channels, bool swizzled);
 
 }  // namespace tapedeck::cu::conv_gemm

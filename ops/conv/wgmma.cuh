@@ -98,14 +98,18 @@ __device__ __forceinline__ T uniform(T x) {
                ",%" #a3 "}, %" #b ", keep, 1, 1" tail "; }"                                          \
                : d_registers                                                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_from), "r"(static_cast<int>(keep)))
-#define TAPEDECK_WGMMA_SIZES(type, tail)                                                \
-  if constexpr (N == 32) {                                                              \
-    TAPEDECK_WGMMA(32, type, TAPEDECK_D2, TAPEDECK_R2_, 16, 17, 18, 19, 20, 21, tail);  \
-  } else if constexpr (N == 64) {                                                       \
-    TAPEDECK_WGMMA(64, type, TAPEDECK_D4, TAPEDECK_R4_, 32, 33, 34, 35, 36, 37, tail);  \
-  } else {                                                                              \
-    static_assert(N == 128);                                                            \
-    TAPEDECK_WGMMA(128, type, TAPEDECK_D8, TAPEDECK_R8_, 64, 65, 66, 67, 68, 69, tail); \
+#define TAPEDECK_WGMMA_SIZES(type, tail)                                                    \
+  if constexpr (N == 32) {                                                                  \
+    TAPEDECK_WGMMA(32, type, TAPEDECK_D2, TAPEDECK_R2_, 16, 17, 18, 19, 20, 21, tail);      \
+  } else if constexpr (N == 64) {                                                           \
+    TAPEDECK_WGMMA(64, type, TAPEDECK_D4, TAPEDECK_R4_, 32, 33, 34, 35, 36, 37, tail);      \
+  } else if constexpr (N == 96) {                                                           \
+    TAPEDECK_WGMMA(96, type, TAPEDECK_D6, TAPEDECK_R6_, 48, 49, 50, 51, 52, 53, tail);      \
+  } else if constexpr (N == 128) {                                                          \
+    TAPEDECK_WGMMA(128, type, TAPEDECK_D8, TAPEDECK_R8_, 64, 65, 66, 67, 68, 69, tail);     \
+  } else {                                                                                  \
+    static_assert(N == 192);                                                                \
+    TAPEDECK_WGMMA(192, type, TAPEDECK_D12, TAPEDECK_R12_, 96, 97, 98, 99, 100, 101, tail); \
   }
 
 /// Starts d = a*b + (keep ? d : 0). `b_from`: matrix_descriptor() of the tile, plus 2 for each 32 bytes of k.
@@ -323,12 +327,10 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned share
 __device__ __forceinline__ void commit_boxes() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// For the thread that stored boxes: their shared memory is read; they are written.
+/// For the thread that stored boxes: their shared memory is read, so that it may change or end. Written they
+/// are when the kernel ends.
 __device__ __forceinline__ void await_boxes_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-__device__ __forceinline__ void await_boxes() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /// *to = x, if `does`: without a branch, after which threads of a warp may be apart.
@@ -365,6 +367,27 @@ __device__ __forceinline__ void await_turn(int barrier) {
 }
 __device__ __forceinline__ void pass_turn(int barrier) {
   asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+}
+
+// Blocks of a cluster: which one this is; a barrier of all their threads that have not ended, after which
+// they see what these wrote before; and four words of the same place of another one's shared memory.
+__device__ __forceinline__ unsigned rank_in_cluster() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void synchronise_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ float4 load_of_cluster(unsigned shared, unsigned rank) {
+  float4 x;
+  asm volatile(
+      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+      : "r"(shared), "r"(rank)
+      : "memory");
+  return x;
 }
 
 /// Brings a map near to the tensor memory accelerator, before it is needed.

@@ -265,7 +265,7 @@ struct BoxOutput {
   }
   /// What ends a kernel.
   __device__ __forceinline__ static void end(const BoxArguments& call) {
-    if (call.results == BoxResults::boxes || call.results == BoxResults::pixels) await_boxes();
+    if (call.results == BoxResults::boxes || call.results == BoxResults::pixels) await_boxes_read();
   }
 
   /// With the channels last: a warpgroup has its places' channels in shared memory, from where its warps hand

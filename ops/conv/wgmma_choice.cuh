@@ -6,6 +6,7 @@
 #include <tapedeck/ops/conv/wgmma_box_launch.cuh>
 #include <tapedeck/ops/conv/wgmma_box_weight_grad.cuh>
 #include <tapedeck/ops/conv/wgmma_map.cuh>
+#include <tapedeck/ops/conv/wgmma_row_weight_grad.cuh>
 #include <tapedeck/ops/conv/wgmma_weight_grad.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -47,6 +48,10 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
+  if constexpr (!multiplies_float<Math>)
+    if (weight_grad_over_rows(g, x.layout(), y.layout(), factors_of<Math>) &&
+        row_weight_grad<Math>(g, x, y, w))
+      return;
   if (weight_grad_over_boxes(g, factors_of<Math>) && box_weight_grad<Boxes>(g, x, y, w)) return;
   gathered_weight_grad<Math>(g, x, y, w);
 }

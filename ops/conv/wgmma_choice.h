@@ -1,8 +1,9 @@
 // How the family is computed with Hopper's instructions: over boxes of pixels (wgmma_box.cuh,
-// wgmma_box_weight_grad.cuh), of the tensors' own type, or for float32 of scaled halves (scaled_half.cuh); or
-// with operands gathered for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh), where images are so small that
-// boxes are mostly padding, or there is little work. Host arithmetic: wgmma_choice.cuh does what is chosen
-// here, explain() says it.
+// wgmma_box_weight_grad.cuh), of the tensors' own type, or for float32 of scaled halves (scaled_half.cuh);
+// the weight's gradient over rows of nchw as they lie (wgmma_row_weight_grad.cuh); or with operands gathered
+// for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh), where images are so small that boxes are mostly
+// padding, or there is little work. Host arithmetic: wgmma_choice.cuh does what is chosen here, explain()
+// says it.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/operand_copies.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/windows_choice.h>
 
 namespace tapedeck::conv_gemm {
@@ -45,15 +47,33 @@ inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool 
 }
 
 /// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
-/// they are faster but for little work a call or a byte, and images of less than 6x6, or 4x4 where halves of
-/// one part are there already.
-inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f,
-                                   bool serve_both = OperandCopies::serve_both()) {
+/// they are faster but for little work a call or a byte, and images of less than 36 pixels that are not 16.
+inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f) {
   const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
-  const std::int64_t least = f.are_float() && f.parts == 1 && serve_both ? 16 : 36;
-  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && g.h.in * g.w.in >= least;
+  const std::int64_t pixels = g.h.in * g.w.in;
+  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && (pixels >= 36 || pixels == 16);
   const bool forced = conv_algorithm() == (f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
   return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
+}
+
+/// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of 16-bit
+/// images in nchw, where that is estimated to be faster. Of 25 layers on an H200 in bfloat16, 20 take 0.46 to
+/// 0.86 of the time of boxes with it, of the other five one would (0.94).
+inline bool weight_grad_over_rows(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f) {
+  const ConvAlgorithm forced = conv_algorithm();
+  if (f.are_float() || x != Layout::nchw || y != Layout::nchw || forced == ConvAlgorithm::boxes) return false;
+  if (forced != ConvAlgorithm::rows) {
+    constexpr std::int64_t kLeastChannels = 32;  // fewer were not measured
+    if (g.group_ci() < kLeastChannels || g.group_co() < kLeastChannels || !weight_grad_over_boxes(g, f))
+      return false;
+    const auto copied = static_cast<double>(g.x_shape().count() + g.y_shape().count());
+    constexpr double kBytes = 4, kBytesOfClock = 1700;  // of an element read and written
+    const BoxGradPlan& boxes = box_grad_way(g, 1).plan;
+    if (boxes.exists() &&
+        row_grad_plan(g).clocks() > 0.96 * (boxes.clocks() + copied * kBytes / kBytesOfClock))
+      return false;
+  }
+  return row_grad_plan(g).exists();
 }
 
 /// The most that is written at once of results of so many bytes, in images `width` wide of a tensor that
@@ -94,7 +114,7 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   }
   if (f.are_float()) {
     const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results, f.element_bytes);
-    const bool shared = serve_both && weight_grad_over_boxes(g, f, serve_both);
+    const bool shared = serve_both && weight_grad_over_boxes(g, f);
     const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
     const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
     const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;

@@ -86,6 +86,8 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
                                                 const Factors& f) {
   const Images x(g, true), y(g, false);
   const std::int64_t taps = g.h.kernel * g.w.kernel;
+  if (weight_grad_over_rows(g, layout, layout, f))
+    return row_grad_plan(g).sums() * g.weight_shape().count() * 4;
   const int halves = f.are_float() ? f.halves() : 1;
   const BoxGradWay way = weight_grad_over_boxes(g, f) ? box_grad_way(g, halves) : BoxGradWay();
   const BoxGradPlan& boxes = way.plan;
@@ -95,7 +97,7 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
                        images = f.are_float()
                                     ? halves_bytes(x, halves) + halves_bytes(y, halves)
                                     : channels_last_bytes(x, layout, 2) + channels_last_bytes(y, layout, 2);
-    return images + (boxes.splits() + (way.fold.exists() ? 1 : 0)) * sums;
+    return images + (way.written_sums(false) + (way.fold.exists() ? 1 : 0)) * sums;
   }
   const std::int64_t rows = taps * padded_channels(y, f.element_bytes);
   const int n = gathered_channels(g.group_ci());
