@@ -10,14 +10,16 @@ template <class T, int V, int M>
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = load(c + m * t.c_step + v * L);
   }
+  // In variables: what is asked for is written meanwhile, and might be they, for all that is known here.
+  const std::int64_t count = t.counts[2], a_step = t.a_step[2], b_step = t.b_step[2], rows = t.counts[1],
+                     a_row = t.a_step[1] - count * a_step, b_row = t.b_step[1] - count * b_step;
   for (std::int64_t i = 0; i < t.counts[0]; ++i) {
-    for (std::int64_t j = 0; j < t.counts[1]; ++j) {
-      const T* a = t.a + first + i * t.a_step[0] + j * t.a_step[1];
-      const T* b = t.b + i * t.b_step[0] + j * t.b_step[1];
-      for (std::int64_t k = 0; k < t.counts[2];) {
+    const T *a = t.a + first + i * t.a_step[0], *b = t.b + i * t.b_step[0];
+    for (std::int64_t j = 0; j < rows; ++j, a += a_row, b += b_row) {
+      for (std::int64_t k = 0; k < count;) {
         asking.spell();
-        for (const std::int64_t stop = t.counts[2] - k < kSpell ? t.counts[2] : k + kSpell; k < stop;
-             ++k, a += t.a_step[2], b += t.b_step[2]) {
+        for (const std::int64_t stop = count - k < kSpell ? count : k + kSpell; k < stop;
+             ++k, a += a_step, b += b_step) {
           Vector<T> lanes[V];
           TAPEDECK_UNROLL for (int v = 0; v < V; ++v) lanes[v] = load(b + v * L);
           TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
