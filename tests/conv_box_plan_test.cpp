@@ -355,11 +355,15 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, in
                   if (image >= c.n || q_h < 0 || q_w < 0 || h >= c.out(0) || v >= c.out(1)) return 0.0;
                   return y[static_cast<std::size_t>(((image * c.co + of_y) * c.out(0) + h) * c.out(1) + v)];
                 });
-                for (int step = 0; step < p.tile.steps; ++step)
+                int place = at_tap;  // as the kernel has it, which looks for jumps behind four steps
+                for (int step = 0; step < p.tile.steps; ++step, place += p.tile.y_step) {
+                  if (step % 4 == 0 && p.tile.jumps_behind(step) && step > 0) place += p.tile.jump;
+                  ASSERT_EQ(place, p.tile.y_place(step) + at_tap);
                   for (int k = 0; k < 16; ++k) {
                     sum += xs.at(static_cast<std::size_t>(step * 16 + k)) *
-                           ys.at(static_cast<std::size_t>(p.tile.y_place(step) + k + at_tap));
+                           ys.at(static_cast<std::size_t>(place + k));
                   }
+                }
               }
               const auto result = static_cast<std::size_t>(
                   ((of_x * co + std::int64_t{atom.y_block} * kBlockChannels + o) * c.kernel[0] + atom.kh) *

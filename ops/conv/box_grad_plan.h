@@ -24,6 +24,8 @@ namespace tapedeck::conv_gemm {
 struct GradTile {
   /// The place in a box of y of a step's first pixel, at its first tap.
   TAPEDECK_HD int y_place(int step) const { return step * y_step + step / run * jump; }
+  /// Whether there are `jump` pixels more before this step.
+  TAPEDECK_HD bool jumps_behind(int step) const { return jump > 0 && step % run == 0; }
 
   BoxTile x, y;
   int steps = 0, y_step = 16;   // pixels of y from a step to the next; 0 steps: there is no tile

@@ -175,8 +175,7 @@ struct BoxGradKernel {
                                         Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
     const int tiles_at_once = max(1, kFlush / p.tile.steps), stage_words = p.stage_bytes() / 16,
-              steps = p.tile.steps, y_step_words = p.tile.y_step * (kPixelBytes / 16), run = p.tile.run,
-              jump_words = p.tile.jump * (kPixelBytes / 16);
+              steps = p.tile.steps, y_step_words = p.tile.y_step * (kPixelBytes / 16);
     int stage = 0;
     unsigned turn = 0;
 #pragma unroll 1
@@ -207,11 +206,10 @@ struct BoxGradKernel {
             before = -1;
           }
         };
-        int left_of_run = run;
 #pragma unroll 1
         for (int left = steps; left > 0; left -= 4) {
           for_steps(left, multiply_steps);
-          if ((left_of_run -= 4) == 0) left_of_run = run, b += jump_words;
+          if (p.tile.jumps_behind(steps - left + 4)) b += p.tile.jump * (kPixelBytes / 16);
         }
         before = stage;
         if (++stage == call.stages) stage = 0, ++turn;
@@ -230,8 +228,7 @@ struct BoxGradKernel {
                                                  Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
     const int next = p.part_bytes() / 16, steps = p.tile.steps, stage_words = p.stage_bytes() / 16,
-              y_step_words = p.tile.y_step * (kPixelBytes / 16), run = p.tile.run,
-              jump_words = p.tile.jump * (kPixelBytes / 16);
+              y_step_words = p.tile.y_step * (kPixelBytes / 16);
     static_assert(kFlushOfParts == 4);
     float sums[32 * kUnit], some[32 * kUnit];
 #pragma unroll
@@ -260,11 +257,10 @@ struct BoxGradKernel {
         for (int k = 0; k < 32 * kUnit; ++k) sums[k] += some[k];
         a += kSteps * kStepWords, b += kSteps * y_step_words;
       };
-      int left_of_run = run;
 #pragma unroll 1
       for (int left = steps; left > 0; left -= kFlushOfParts) {
         for_steps(left, multiply_steps);
-        if ((left_of_run -= kFlushOfParts) == 0) left_of_run = run, b += jump_words;
+        if (p.tile.jumps_behind(steps - left + kFlushOfParts)) b += p.tile.jump * (kPixelBytes / 16);
       }
       leave(barriers.empty[stage]);
       if (++stage == call.stages) stage = 0, ++turn;

@@ -223,20 +223,21 @@ struct RowGradKernel {
     int co[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) co[i] = work.y_channel + p.y.channel(unit.row + lane / 4 + 8 * i, p.y_rows);
+    int first_ci = work.x_channel + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) {
       const int t = p.row_tap(j);
       if (t >= work.taps) continue;
       float* to = parts + ((work.kh + t * p.kh_step) * p.kernel_w + unit.kw) * tap_sums;
       // Or all addresses are computed before products, and kept meanwhile.
-      asm volatile("" : "+l"(to));
+      asm volatile("" : "+l"(to), "+r"(first_ci), "+r"(co[0]), "+r"(co[1]));
       constexpr int kOf = kXRows / 2, kAtOnce = 4;  // a thread's sums of a tap; loaded before any is stored
 #pragma unroll
       for (int begin = 0; begin < kOf; begin += kAtOnce) {
         const auto for_each = [&](const auto& f) {
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            const int k = begin + i, column = k / 4 * 8 + lane % 4 * 2 + k % 2, ci = work.x_channel + column;
+            const int k = begin + i, ci = first_ci + k / 4 * 8 + k % 2;
             if (co[k / 2 % 2] < p.co && ci < p.ci) f(i, to + co[k / 2 % 2] * p.ci + ci);
           }
         };
