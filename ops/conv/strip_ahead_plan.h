@@ -60,7 +60,6 @@ struct Ahead {
       a.strip = start;
       Strip& p = a.strip;
       p.set_tile(1, kPixels * kWarps / side, chunk, copy, 16, 8, true);
-      if (copy < 16 && p.shifts == 0) return;
       if (std::min(p.copies, p.plan.from_w * bytes / 16) < kLeastOfBulk) return;
       a.steps = p.row_steps();
       a.stage_bytes = p.slot_pitch * bytes;
@@ -112,7 +111,6 @@ struct AheadWeightGrad {
     if (p.plan.kernel_h != p.plan.kernel_w || p.plan.kernel_h < 2 || p.plan.kernel_h > 3) return;
     // A fragment of y has 8 channels, one of x 16, of 4 pixels.
     p.set_tile(1, kWarpPixels * kWarps, kStep, y_copy, 8, 4, true);
-    if (y_copy < 16 && p.shifts == 0) return;
     if (std::min(p.copies, p.plan.from_w * bytes / 16) < kLeastOfBulk) return;
     x_shifts = x_copy < 16 ? 16 / bytes - 1 : 0;
     const int vector = 16 / bytes;
