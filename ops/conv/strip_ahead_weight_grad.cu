@@ -16,7 +16,6 @@
 // On an H200 kb81 of bench/compare_gpu.py takes 0.158, 0.162 and 0.111 ms in float32, TF32 and bfloat16, and
 // 0.27, 0.23 and 0.15 in strip_weight_grad.cu. Without products it takes 0.159, 0.158 and 0.095: reading
 // bounds it. Of 2x2 taps, stride 2, it takes 0.94 of that kernel's time in float32, 1.08 in TF32.
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -220,7 +219,7 @@ bool strip_weight_grad_ahead(const ConvTranspose2dGeometry& g, const Tensor& x, 
   a.count = w.count();
   const Workspace<float> parts(w.device(), a.ahead.splits * a.count);
   a.parts = parts.data();
-  const auto choose = [&]<class T, int kParts>() {
+  visit_strip(w.dtype(), [&]<class T, int kParts>() {
     const auto choose_channels = [&]<int kTaps>() {
       a.ahead.m == 1 ? launch<T, kParts, kTaps, 1>(a, w.device())
                      : launch<T, kParts, kTaps, 2>(a, w.device());
@@ -228,16 +227,7 @@ bool strip_weight_grad_ahead(const ConvTranspose2dGeometry& g, const Tensor& x, 
     a.ahead.strip.plan.kernel_h == 2 ? choose_channels.template operator()<2>()
                                      : choose_channels.template operator()<3>();
     add_parts<T>(a.parts, a.ahead.splits, w);
-  };
-  if (w.dtype() == DType::bfloat16) {
-    choose.template operator()<bfloat16, 1>();
-  } else if (w.dtype() == DType::float16) {
-    choose.template operator()<float16, 1>();
-  } else if (float32_precision() != Precision::highest) {
-    choose.template operator()<float, 1>();
-  } else {
-    choose.template operator()<float, 3>();
-  }
+  });
   return true;
 }
 

@@ -544,16 +544,12 @@ void strip_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor
     if (chosen.n == 1) return choose_rows.template operator()<T, kParts, false, 1>();
     choose_rows.template operator()<T, kParts, false, 2>();
   };
-  const auto choose = [&]<class T, int kParts>() {
+  visit_strip(x.dtype(), [&]<class T, int kParts>() {
     choose_columns.template operator()<T, kParts>();
     if constexpr (may_part(sizeof(T), false)) {
       if (a.parts > 1) add_parts_as_they_lie<T>(a.sums, a.parts, x);
     }
-  };
-  if (x.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
-  if (x.dtype() == DType::float16) return choose.template operator()<float16, 1>();
-  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
-  choose.template operator()<float, 3>();
+  });
 }
 
 }  // namespace tapedeck::cu

@@ -7,6 +7,7 @@
 // result's in float32, since tensor cores truncate what they add.
 #pragma once
 
+#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip_ahead_plan.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/wgmma.cuh>
@@ -760,6 +761,15 @@ __device__ __forceinline__ void add_sums(Sums<kM, kN>& to, const Sums<kM, kN>& f
 #pragma unroll
   for (int i = 0; i < kM * kN * 4; ++i)
     to.values[i / (kN * 4)][i / 4 % kN][i % 4] += from.values[i / (kN * 4)][i / 4 % kN][i % 4];
+}
+
+/// Calls f<T, kParts>() for a tensor's type, and the precision that is wanted of float32.
+template <class F>
+void visit_strip(DType dtype, const F& f) {
+  if (dtype == DType::bfloat16) return f.template operator()<bfloat16, 1>();
+  if (dtype == DType::float16) return f.template operator()<float16, 1>();
+  if (float32_precision() != Precision::highest) return f.template operator()<float, 1>();
+  f.template operator()<float, 3>();
 }
 
 }  // namespace tapedeck::cu::conv_strip

@@ -16,7 +16,6 @@
 // On an H200 (kb75 in bench/results/gpu_conv.json) in TF32 and bfloat16: 0.31 and 0.20 ms, 66 and 52% of a
 // copy's bandwidth; a phase at a time 0.36 and 0.22, products of tiles by groups 1.17 and 0.95. What did not
 // help: rows of y put together in shared memory and written by bulk copies (0.43 and 0.20).
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_passes.cuh>
 
@@ -288,14 +287,10 @@ void strip_transposed_channels_last(const ConvTranspose2dGeometry& g, const Tens
     if (a.passes.most == 2) return launch<T, kParts, 2, kN>(a, y.device());
     launch<T, kParts, 3, kN>(a, y.device());
   };
-  const auto choose = [&]<class T, int kParts>() {
+  visit_strip(y.dtype(), [&]<class T, int kParts>() {
     if (block_channels(g) == 8) return choose_phases.template operator()<T, kParts, 1>();
     choose_phases.template operator()<T, kParts, 2>();
-  };
-  if (y.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
-  if (y.dtype() == DType::float16) return choose.template operator()<float16, 1>();
-  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
-  choose.template operator()<float, 3>();
+  });
 }
 
 }  // namespace tapedeck::cu

@@ -19,7 +19,6 @@
 // are longer (16 columns and 8 rows: 0.55, 64 and 2: 0.43 ms), four or five rows of 16 at once, without
 // branches between them (0.48 to 0.44); in bfloat16 copies of 16 bytes where rows are shifted against them,
 // by places that are found anew for each tile (0.18 to 0.15; in float32 0.28).
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -374,15 +373,11 @@ void strip_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
     if (chosen.m == 10) return launch<T, kParts, kLast, 10, 2>(a, w.device());
     launch<T, kParts, kLast, 4, 2>(a, w.device());
   };
-  const auto choose = [&]<class T, int kParts>() {
+  visit_strip(w.dtype(), [&]<class T, int kParts>() {
     last ? choose_size.template operator()<T, kParts, true>()
          : choose_size.template operator()<T, kParts, false>();
     add_parts<T>(a.parts, a.splits, w);
-  };
-  if (w.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
-  if (w.dtype() == DType::float16) return choose.template operator()<float16, 1>();
-  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
-  choose.template operator()<float, 3>();
+  });
 }
 
 }  // namespace tapedeck::cu

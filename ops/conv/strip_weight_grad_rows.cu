@@ -18,7 +18,6 @@
 // On an H200 (kb75 of bench/compare_gpu.py) in float32, TF32 and bfloat16: 0.24, 0.18 and 0.13 ms, 84, 116
 // and 77% of a copy's bandwidth for all rows of y, of which every other is read (0.62, 0.47 and 0.29 by
 // tiles); channels last 0.22, 0.19 and 0.13 (products of tiles by groups: 0.89, 0.65 and 0.36).
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -349,15 +348,11 @@ void strip_weight_grad_rows(const ConvTranspose2dGeometry& g, const Tensor& x, c
     if (chosen.rows == 2) return launch<T, kParts, kLast, 1, 2, 8>(a, w.device());
     launch<T, kParts, kLast, 1, 3, 5>(a, w.device());
   };
-  const auto choose = [&]<class T, int kParts>() {
+  visit_strip(w.dtype(), [&]<class T, int kParts>() {
     last ? choose_size.template operator()<T, kParts, true>()
          : choose_size.template operator()<T, kParts, false>();
     add_parts<T>(a.parts, a.splits, w);
-  };
-  if (w.dtype() == DType::bfloat16) return choose.template operator()<bfloat16, 1>();
-  if (w.dtype() == DType::float16) return choose.template operator()<float16, 1>();
-  if (float32_precision() != Precision::highest) return choose.template operator()<float, 1>();
-  choose.template operator()<float, 3>();
+  });
 }
 
 }  // namespace tapedeck::cu
