@@ -12,19 +12,12 @@
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/box_plan.h>
 
-#include "conv_definition.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
 
 using namespace conv_gemm;
-
-ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 /// A box of one channel as the tensor memory accelerator brings it: from pixel (h, w) of a plane on.
 Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const BoxTaps& of_w, int image, int h,

@@ -5,19 +5,12 @@
 
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
-#include "conv_definition.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
 
 using conv_gemm::Fold;
-
-ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 ConvCase folded_case(const ConvCase& c, const Fold& fold) {
   const ConvTranspose2dGeometry g = fold.of(geometry_of(c));

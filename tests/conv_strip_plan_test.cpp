@@ -9,19 +9,12 @@
 #include <cmath>
 #include <limits>
 
-#include "conv_definition.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
 
 using namespace conv_strip;
-
-ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 ImageStrides strides(std::int64_t channels, std::int64_t h, std::int64_t w) {
   return {channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1};

@@ -3,19 +3,12 @@
 
 #include <tapedeck/ops/conv/thin_products.h>
 
-#include "conv_definition.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
 
 using namespace conv_thin;
-
-ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 /// The pixel of x that output o reads by tap k, or -1.
 int pixel_of(const ThinAxis& a, int o, int k) {

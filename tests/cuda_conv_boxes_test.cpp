@@ -196,15 +196,16 @@ TEST_F(CudaConvBoxes, BoxesOfResults) {
   }
 }
 
+struct Layer {
+  Shape x;
+  std::int64_t co;
+  Size2 kernel;
+  ConvTranspose2dOptions options;
+};
+
 // Tiles that warpgroups have in turns: an even number and an odd one a thread block, whose taps do not fill
 // all stages; several chunks of channels, groups, phases of different numbers of taps.
 TEST_F(CudaConvBoxes, TilesInTurns) {
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   int layers = 0, turns = 0;
   for (const Layer& l : {Layer{{4, 64, 131, 140}, 64, {3, 3}, {}}, Layer{{9, 64, 120, 121}, 64, {3, 7}, {}},
                          Layer{{9, 64, 118, 126}, 40, {3, 5}, {.padding = 1}},
@@ -235,12 +236,6 @@ TEST_F(CudaConvBoxes, TilesInTurns) {
 // Neighbouring columns as one: two and four of y's, one to four of x's; rows that are whole vectors and that
 // are not, several chunks, channels that do not fill a block, dilation, sums that are split.
 TEST_F(CudaConvBoxes, FoldedColumns) {
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   int layers = 0, folds = 0, gradients = 0, turns = 0;
   for (const Layer& l :
        {Layer{{6, 32, 90, 96}, 32, {3, 3}, {}}, Layer{{6, 32, 80, 90}, 24, {3, 7}, {.padding = {1, 3}}},
@@ -315,12 +310,6 @@ void expect_weight_grad_as_tensor(ConvAlgorithm algorithm, Precision precision, 
 // Small images whose taps of a row have boxes of their own; sums that blocks of a cluster add, and weights
 // that blocks write, in whole pairs of channels and not.
 TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   const ConvTranspose2dOptions twice{.stride = 2, .padding = 1};
   int of_taps = 0, of_runs = 0, clusters = 0, written = 0;
   Share share;
@@ -365,12 +354,6 @@ TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
 // Rows of 16-bit images in nchw as they lie: rows of y that begin at any element, one to three rows of x at
 // once, parts of a block that take turns, strips of half a tile, padding, dilation, strides of rows, groups.
 TEST_F(CudaConvBoxes, RowsAsTheyLie) {
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   Share share;
   for (const Layer& l : {Layer{{1, 64, 8, 64}, 64, 1, {}},
                          Layer{{2, 64, 9, 64}, 64, {1, 3}, {.padding = {0, 1}}},
@@ -425,12 +408,6 @@ TEST_F(CudaConvBoxes, RowsAsTheyLie) {
 // Weights as they are packed: more taps than a block has, many channels, copies of few, weights that are not
 // aligned; what is not written stays NaN.
 TEST_F(CudaConvBoxes, ManyTaps) {
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   Share share;
   for (const Layer& l :
        {Layer{{3, 40, 12, 13}, 72, {7, 7}, {.padding = 3}},

@@ -3,6 +3,7 @@
 
 #include "conv_cases.h"
 #include "conv_checks.h"
+#include "conv_geometry.h"
 #include "cuda_support.h"
 
 #include <cmath>
@@ -20,13 +21,6 @@ class CudaConvTest : public CudaTest {
     set_float32_precision(Precision::highest);
   }
 };
-
-inline ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 /// The root of the mean square of a - b in units of that of b, which parts of a that are wrong hardly change.
 inline double relative_error(const Tensor& a, const Tensor& b) {

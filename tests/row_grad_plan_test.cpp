@@ -9,19 +9,12 @@
 
 #include <tapedeck/ops/conv/row_grad_plan.h>
 
-#include "conv_definition.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
 
 using namespace conv_gemm;
-
-ConvTranspose2dGeometry geometry_of(const ConvCase& c) {
-  const auto axis = [&](int a) {
-    return ConvAxis{c.in[a], c.out(a), c.kernel[a], c.stride[a], c.padding[a], c.dilation[a]};
-  };
-  return {.n = c.n, .ci = c.ci, .co = c.co, .groups = c.groups, .h = axis(0), .w = axis(1)};
-}
 
 /// Images and what the tensor memory accelerator brings of them.
 struct Brought {
