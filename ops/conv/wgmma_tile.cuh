@@ -83,6 +83,13 @@ struct WarpgroupTile {
   }
 };
 
+/// Bytes from a block's dynamic shared memory to the first multiple of 1024, where stages begin, as rows of
+/// matrices are counted from there (wgmma.cuh). (A function of the pointer would be simpler, but changes the
+/// compiler's mind about the kernels of wgmma_row_weight_grad.cuh.)
+__device__ __forceinline__ unsigned to_stages(const uint4* memory) {
+  return (1024 - shared_address(memory) % 1024) % 1024;
+}
+
 /// Where a warp is in the ring.
 template <class Tile>
 struct RingPosition {

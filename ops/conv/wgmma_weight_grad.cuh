@@ -207,8 +207,7 @@ __global__ void __launch_bounds__(K::Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
   __shared__ typename K::Shared shared;
-  const unsigned past = shared_address(memory) % 1024;
-  K::run(call, reinterpret_cast<char*>(memory) + (1024 - past) % 1024, shared);
+  K::run(call, reinterpret_cast<char*>(memory) + to_stages(memory), shared);
 #endif
 }
 
