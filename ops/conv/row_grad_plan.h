@@ -267,7 +267,7 @@ struct RowGradPlan {
   }
 
   int n = 0, groups = 1, ci = 0, co = 0;  // channels of a group
-  RowBoxes x, y;
+  RowBoxes x, y;  // x's rows are multiples of 16 bytes: its boxes are of all channels, not flat
   int kernel_h = 1, kernel_w = 1, stride_h = 1, padding_h = 0, padding_w = 0, dilation_h = 1, dilation_w = 1;
   int x_step = 1, phases = 1, kh_step = 1, taps = 1, kh_tiles = 0;  // phases of x's rows that have some
   int x_rows = 64, x_tiles = 1, y_rows = 64, y_tiles = 1, y_columns = 72;  // of a tile: channels; of y's box
