@@ -314,10 +314,10 @@ struct Variants {
       if (weight_grad_over_rows(g, layout, layout, f)) {
         variant = "rows as they lie";
       } else {
-        const int parts = f.are_float() ? f.halves() : 1;
-        const bool boxes = weight_grad_over_boxes(g, f) && box_grad_way(g, parts).plan.exists();
+        const BoxGradWay& way = weight_grad_box_way(g, f);
+        const bool boxes = way.plan.exists();
         variant = products(boxes, boxes && f.are_float());
-        if (boxes) variant += folded(box_grad_way(g, parts).fold);
+        if (boxes) variant += folded(way.fold);
       }
       bytes = wgmma_weight_grad_workspace(g, layout, f);
     }
@@ -479,10 +479,8 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
       const bool transposed = pass == ConvPass::forward;
       const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
       if (pass == ConvPass::weight_gradient) {
-        way = weight_grad_over_rows(g, x.layout(), y.layout(), f)
-                  ? 2
-                  : weight_grad_over_boxes(g, f) &&
-                        box_grad_way(g, f.are_float() ? f.halves() : 1).plan.exists();
+        way =
+            weight_grad_over_rows(g, x.layout(), y.layout(), f) ? 2 : weight_grad_box_way(g, f).plan.exists();
       } else {
         const BoxResults results =
             box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);

@@ -224,21 +224,17 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
 inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   Terms t{1};
   t[7] = weight_moved(c);
-  if (conv_gemm::weight_grad_over_boxes(c.g, c.operands)) {
-    const conv_gemm::BoxGradPlan& p =
-        conv_gemm::box_grad_way(c.g, c.operands.are_float() ? c.operands.halves() : 1).plan;
-    if (p.exists()) {
-      const auto made = [&](bool x) {
-        const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
-        return images_moved(c, x) * (c.operands.are_float() ? halves_made(c.operands, count) : 1);
-      };
-      t[5] = made(true) + made(false);
-      t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
-             p.x_blocks * p.atoms * p.units / 1e2;
-      t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
-      t[6] = weight_moved(c) * p.splits() / p.cluster();
-      return t;
-    }
+  if (const conv_gemm::BoxGradPlan& p = conv_gemm::weight_grad_box_way(c.g, c.operands).plan; p.exists()) {
+    const auto made = [&](bool x) {
+      const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
+      return images_moved(c, x) * (c.operands.are_float() ? halves_made(c.operands, count) : 1);
+    };
+    t[5] = made(true) + made(false);
+    t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
+           p.x_blocks * p.atoms * p.units / 1e2;
+    t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
+    t[6] = weight_moved(c) * p.splits() / p.cluster();
+    return t;
   }
   const int n = conv_gemm::gathered_channels(c.g.group_ci()), vector = 16 / c.operands.element_bytes;
   const double tiles = static_cast<double>(

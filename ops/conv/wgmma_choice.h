@@ -35,15 +35,16 @@ inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
   return std::max(row(g.w.in, g.group_ci()), row(g.w.out, g.group_co())) < std::int64_t{1} << 31;
 }
 
+inline constexpr double kCopiedBytes = 1700;  // that a copy reads and writes in a clock
+
 /// About how many clocks it takes to make halves of `images` elements, beyond what is copied with any kernel:
 /// where these copy nothing, they are read and written, and if they are few, read once more for their largest
 /// magnitude. Halves that the weight's gradient needs anyway save that copy.
 inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool for_weight_grad) {
-  constexpr double kBytes = 1700;  // a clock
   const double copied = layout == Layout::nchw ? 8 : 0, count = static_cast<double>(images);
-  if (for_weight_grad) return -count * copied / kBytes;
+  if (for_weight_grad) return -count * copied / kCopiedBytes;
   const double read = images < kLeastSampled ? 8 : 4;
-  return count * (read + 2 * parts - copied) / kBytes + 8000;
+  return count * (read + 2 * parts - copied) / kCopiedBytes + 8000;
 }
 
 /// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
@@ -54,6 +55,12 @@ inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Facto
   const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && (pixels >= 36 || pixels == 16);
   const bool forced = conv_algorithm() == (f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
   return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
+}
+
+/// How the weight's gradient is computed over boxes; without a plan where it is not.
+inline const BoxGradWay& weight_grad_box_way(const ConvTranspose2dGeometry& g, const Factors& f) {
+  static const BoxGradWay none;
+  return weight_grad_over_boxes(g, f) ? box_grad_way(g, f.are_float() ? f.halves() : 1) : none;
 }
 
 /// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of 16-bit
@@ -67,10 +74,10 @@ inline bool weight_grad_over_rows(const ConvTranspose2dGeometry& g, Layout x, La
     if (g.group_ci() < kLeastChannels || g.group_co() < kLeastChannels || !weight_grad_over_boxes(g, f))
       return false;
     const auto copied = static_cast<double>(g.x_shape().count() + g.y_shape().count());
-    constexpr double kBytes = 4, kBytesOfClock = 1700;  // of an element read and written
+    constexpr double kBytes = 4;  // of an element read and written
     const BoxGradPlan& boxes = box_grad_way(g, 1).plan;
     if (boxes.exists() &&
-        row_grad_plan(g).clocks() > 0.96 * (boxes.clocks() + copied * kBytes / kBytesOfClock))
+        row_grad_plan(g).clocks() > 0.96 * (boxes.clocks() + copied * kBytes / kCopiedBytes))
       return false;
   }
   return row_grad_plan(g).exists();

@@ -89,7 +89,7 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
   if (weight_grad_over_rows(g, layout, layout, f))
     return row_grad_plan(g).sums() * g.weight_shape().count() * 4;
   const int halves = f.are_float() ? f.halves() : 1;
-  const BoxGradWay way = weight_grad_over_boxes(g, f) ? box_grad_way(g, halves) : BoxGradWay();
+  const BoxGradWay& way = weight_grad_box_way(g, f);
   const BoxGradPlan& boxes = way.plan;
   if (boxes.exists()) {
     const std::int64_t sums = way.fold.exists() ? way.fold.of(g).weight_shape().count() * 4
