@@ -37,7 +37,7 @@
 // sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
 // Tried in nchw: boxes made by warps of this kernel, without a copy (an H100's times, of those with a copy).
-// - 16 bytes of a channel's row a lane, transposed by stmatrix, three warps of 40 registers, in bfloat16: 0.87
+// - 16 bytes of a channel's row a lane, transposed by stmatrix, three warps of 40 registers: in bfloat16 0.87
 //   for kb65's forward, 0.94 to 0.96 for kb78 and kb69, 1.03 for kb57, 1.2 and 1.7 for dcgan4 and big.
 // - Loads of 4 bytes along rows to registers, three warps of 72: 3,100 clocks for 64 columns of 32 channels.
 //   ptxas had all loads wait at one scoreboard, so that none was under way while others were stored.
