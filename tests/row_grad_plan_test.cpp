@@ -62,6 +62,7 @@ bool check(const ConvCase& c, ConvRandom& random) {
   EXPECT_EQ(p.y_bytes % 128, 0);
   EXPECT_LE(p.y_columns, kMostOfBox);
   EXPECT_TRUE(p.x.apart == 1 && !p.x.flat);  // as the kernel has it
+  EXPECT_GE(p.x_rows, 8);
   const Values x = random.integers(c.x_count()), y = random.integers(c.y_count()),
                expected = define_w(c, x, y);
   const Brought x_of{x, p.x, static_cast<int>(c.ci), p.n}, y_of{y, p.y, static_cast<int>(c.co), p.n};

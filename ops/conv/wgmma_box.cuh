@@ -39,15 +39,17 @@
 // Tried in nchw: boxes made by warps of this kernel, without a copy (an H100's times, of those with a copy).
 // - 16 bytes of a channel's row a lane, transposed by stmatrix, three warps of 40 registers: in bfloat16 0.87
 //   for kb65's forward, 0.94 to 0.96 for kb78 and kb69, 1.03 for kb57, 1.2 and 1.7 for dcgan4 and big.
-// - Loads of 4 bytes along rows to registers, three warps of 72: 3,100 clocks for 64 columns of 32 channels.
-//   ptxas had all loads wait at one scoreboard, so that none was under way while others were stored.
+// - Loads of 4 bytes along rows to registers, three warps of 72: some 3,100 clocks for 64 columns of 32
+//   channels. ptxas had all loads wait at one scoreboard, so that none was under way while others were
+//   stored.
 // - Such words by cp.async to slots in shared memory, three warps: bfloat16, forward and input gradient, kb57
-//   0.85 and 0.86, kb65 0.91 and 0.92, kb69 0.93 and 0.92, kb71 0.80 and 0.98, kb78 0.90 and 0.92; 1.05 to 4
-//   for small images, unet_up and big, whose boxes serve few products. As scaled halves, with their scale
-//   guessed, about 1. A profile: 370 instructions for 64 columns of 32 channels, 5.3 clocks each.
+//   0.85 and 0.86, kb65 0.91 and 0.92, kb69 0.93 and 0.92, kb71 0.80 and 0.98, kb78 0.90 and 0.92; 1.05 to 3
+//   for small images, unet_up and big, whose boxes serve few products. A profile: 370 instructions for 64
+//   columns of 32 channels, 5.3 clocks each.
 // - The same by seven warps, with 192 places at most (of more, products need more registers than the 128 that
-//   512 threads have: ptxas, C7602): kb57 0.80 and 1.18, kb65 1.03 and 0.99, kb71 1.00 and 0.93; TF32 0.90 to
-//   1.05, float32 0.87 to 1.34. So it is not the number of warps. Rows by bulk copies were not tried.
+//   512 threads have: ptxas, C7602): kb57 0.80 and 1.18, kb65 1.03 and 0.99, kb71 1.00 and 0.93; these five
+//   layers as scaled halves 0.90 to 1.05 in TF32, 0.87 to 1.34 in float32. Rows by bulk copies were not
+//   tried.
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:

@@ -474,17 +474,16 @@ void launch_box_weight_grad(const BoxGradArguments& call, int splits, Device dev
                             K::kThreads, shared, dim3(1, static_cast<unsigned>(call.cluster)), call);
 }
 
-/// wgmma_weight_grad() for 16-bit operands, if there are tiles for it: returns whether there were.
+/// wgmma_weight_grad() for 16-bit operands, in a way that has a plan.
 template <class Math>
-bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+void box_weight_grad(const ConvTranspose2dGeometry& g, const BoxGradWay& way, const Tensor& x,
+                     const Tensor& y, const Tensor& w) {
   using T = typename Math::Element;
   constexpr int kParts = Math::kOperandParts;
   BoxGradArguments call{};
-  const BoxGradWay& way = box_grad_way(g, kParts);
   const Fold fold = way.fold;
   call.plan = way.plan;
   const BoxGradPlan& p = call.plan;
-  if (!p.exists()) return false;
   call.stages = p.stages();
 
   const DeviceScope scope(w.device());
@@ -538,7 +537,7 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
       if constexpr (most_grad_atoms(kParts) == 4)
         launch_box_weight_grad<BoxGradKernel<Math, 4>>(call, splits, w.device());
   }
-  if (sums == 0) return true;
+  if (sums == 0) return;
   WgmmaWeightGradArguments sum{};
   sum.parts = call.parts;
   sum.groups = call.groups, sum.ci = call.ci, sum.co = call.co, sum.taps = taps;
@@ -550,7 +549,6 @@ bool box_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   } else {
     sum_weight_grads<typename Math::Value>(sum, w);
   }
-  return true;
 }
 
 }  // namespace tapedeck::cu::conv_gemm

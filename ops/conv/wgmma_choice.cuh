@@ -52,7 +52,8 @@ void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
     if (weight_grad_over_rows(g, x.layout(), y.layout(), factors_of<Math>) &&
         row_weight_grad<Math>(g, x, y, w))
       return;
-  if (weight_grad_over_boxes(g, factors_of<Math>) && box_weight_grad<Boxes>(g, x, y, w)) return;
+  if (const BoxGradWay& way = weight_grad_box_way(g, factors_of<Math>); way.plan.exists())
+    return box_weight_grad<Boxes>(g, way, x, y, w);
   gathered_weight_grad<Math>(g, x, y, w);
 }
 
