@@ -438,8 +438,10 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           if (are_folds(results) && (p.joined != 1 || p.w.to_step != 1)) continue;
           if (places > most_places(parts, p.joined)) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
+          const bool gathers = i % 2 == 0 && i % 7 > 1 && i % 13 < 6 && can_gather(p, 1, 2);
+
           const BoxChoice choice =
-              box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns);
+              box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns, gathers);
           if (choice.places == 0) continue;
           turns += in_turns ? 1 : 0;
           ++chosen;
@@ -456,7 +458,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.shared_bytes, kMostSharedBytes);
           ASSERT_LE(
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
-                  choice.staged_bytes + places_bytes(choice.results, places),
+                  choice.staged_bytes + places_bytes(choice.results, places) + (gathers ? kGatherBytes : 0),
               kMostSharedBytes);
           // A warpgroup that leads needs no stage that the other one has to give back. One that has its turn
           // needs none, and does not split sums.
@@ -490,22 +492,23 @@ std::vector<double> numbers_of(const BoxWay& way) {
   const BoxChoice& c = way.choice;
   const BoxTile& t = c.tile;
   std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
-  for (const int n : {c.places,       c.blocks,
-                      c.box_stages,   c.weight_stages,
-                      c.lead,         c.splits,
-                      c.box_bytes,    c.shared_bytes,
-                      c.staged_bytes, c.half,
-                      t.images,       t.rows,
-                      t.columns,      t.pitch,
-                      t.box_rows,     p.n,
-                      p.groups,       p.from_channels,
-                      p.from_h,       p.to_channels,
-                      p.from_w,       p.elements,
-                      p.vectors,      p.chunks,
-                      p.joined,       static_cast<int>(p.split),
-                      p.weights,      static_cast<int>(c.results),
-                      way.fold.x,     way.fold.y,
-                      int{p.folded},  p.is_narrow ? 1 : 0})
+  for (const int n : {c.places,         c.blocks,
+                      c.box_stages,     c.weight_stages,
+                      c.lead,           c.splits,
+                      c.box_bytes,      c.shared_bytes,
+                      c.staged_bytes,   c.half,
+                      t.images,         t.rows,
+                      t.columns,        t.pitch,
+                      t.box_rows,       p.n,
+                      p.groups,         p.from_channels,
+                      p.from_h,         p.to_channels,
+                      p.from_w,         p.elements,
+                      p.vectors,        p.chunks,
+                      p.joined,         static_cast<int>(p.split),
+                      p.weights,        static_cast<int>(c.results),
+                      way.fold.x,       way.fold.y,
+                      int{p.folded},    p.is_narrow ? 1 : 0,
+                      c.gathers ? 1 : 0})
     numbers.push_back(n);
   for (int i = 0; i < kMaxReads; ++i)
     for (const int n : {int{p.steps_from[i]}, int{p.steps_to[i]}}) numbers.push_back(n);
@@ -514,8 +517,8 @@ std::vector<double> numbers_of(const BoxWay& way) {
     for (int i = 0; i < kMaxPhases; ++i)
       for (const int n : {a->count[i], a->to[i], int{a->of_phase[i]}, a->taps_of[i]}) numbers.push_back(n);
     for (const BoxTaps& taps : a->of)
-      for (const int n : {taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift, taps.first, taps.plane,
-                          taps.remainder, taps.before})
+      for (const int n : {taps.taps, taps.tap, taps.tap_step, taps.origin, taps.shift, taps.first,
+                          int{taps.plane}, int{taps.remainder}, taps.before})
         numbers.push_back(n);
   }
   return numbers;
@@ -529,6 +532,7 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
     int bytes, parts;
     BoxResults results;
     int value_bytes;
+    bool gathers;
   };
   ConvRandom random(46);
   std::vector<Question> asked;
@@ -539,7 +543,8 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
                2,
                1,
                static_cast<BoxResults>(i % 4),
-               4};
+               4,
+               i % 8 < 4};
     if (i % 4 != 0 && !asked.empty()) q = asked[static_cast<std::size_t>(random.in(0, 80)) % asked.size()];
     std::int64_t* const numbers[] = {&q.g.n,         &q.g.ci,         &q.g.co,        &q.g.groups,
                                      &q.g.h.in,      &q.g.h.out,      &q.g.h.kernel,  &q.g.h.stride,
@@ -551,13 +556,15 @@ TEST(ConvBoxPlan, WaysAreRememberedAsTheyWere) {
     if (change == 3) q.parts = 3 - q.parts;
     if (change == 4) q.results = static_cast<BoxResults>((static_cast<int>(q.results) + 1) % 4);
     if (change == 5) q.value_bytes = 6 - q.value_bytes;
+    if (change == 6) q.gathers = !q.gathers;
     if (change >= 8) *numbers[change - 8] += change == 11 ? q.g.groups : 1;
     if (q.g.ci % q.g.groups != 0 || q.g.co % q.g.groups != 0 || !fits(q.g)) continue;
     SCOPED_TRACE("question " + std::to_string(i) + ", change " + std::to_string(change));
     for (int again = 0; again < 2; ++again) {
-      const BoxWay known = known_box_way(q.g, q.transposed, q.bytes, q.parts, q.results, q.value_bytes),
-                   computed =
-                       best_folded_box_way(q.g, q.transposed, q.bytes, q.parts, q.results, q.value_bytes);
+      const BoxWay known = known_box_way(q.g, q.transposed, q.bytes, q.parts, q.results, q.value_bytes,
+                                         q.gathers),
+                   computed = best_folded_box_way(q.g, q.transposed, q.bytes, q.parts, q.results,
+                                                  q.value_bytes, q.gathers);
       ASSERT_EQ(numbers_of(known), numbers_of(computed));
       ways += known.choice.places > 0 ? 1 : 0;
     }

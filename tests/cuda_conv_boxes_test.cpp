@@ -21,7 +21,8 @@ TEST_F(CudaConvBoxes, RectifyWhatTheyWrite) {
   Share share;
   for (const Layer& layer : {Layer{{5, 64, 13, 14}, {64, 72, 4, 4}}, Layer{{5, 33, 12, 12}, {33, 35, 4, 4}},
                              Layer{{1, 512, 6, 6}, {512, 64, 4, 4}}}) {
-    for (ConvAlgorithm algorithm : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::automatic}) {
+    for (ConvAlgorithm algorithm :
+         {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::automatic}) {
       for (DType dtype : {DType::float32, DType::bfloat16}) {
         for (Layout layout : {Layout::nchw, Layout::nhwc}) {
           for (Precision precision : {Precision::highest, Precision::high}) {
@@ -56,15 +57,19 @@ struct OverBoxes {
 constexpr OverBoxes kOverBoxes[] = {{DType::bfloat16, Precision::highest, ConvAlgorithm::boxes, 3e-3},
                                     {DType::float32, Precision::high, ConvAlgorithm::boxes, 6e-4},
                                     {DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4},
-                                    {DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6}};
+                                    {DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6},
+                                    {DType::bfloat16, Precision::highest, ConvAlgorithm::gathered, 3e-3},
+                                    {DType::float32, Precision::high, ConvAlgorithm::gathered, 6e-4},
+                                    {DType::float32, Precision::highest, ConvAlgorithm::gathered, 1e-6}};
 
 /// How it computes a layer's forward, where results can be written like that.
 conv_gemm::BoxWay box_way(const OverBoxes& way, const ConvTranspose2dGeometry& g,
                           conv_gemm::BoxResults results) {
-  const bool halves = way.algorithm == ConvAlgorithm::halves;
+  const bool gathers = way.algorithm == ConvAlgorithm::gathered && !have_channels_last(results),
+             halves = way.dtype == DType::float32 && way.algorithm != ConvAlgorithm::boxes;
   const int parts = halves && way.precision == Precision::highest ? 2 : 1,
             bytes = static_cast<int>(size_of(way.dtype));
-  return conv_gemm::known_box_way(g, true, halves ? 2 : bytes, parts, results, bytes);
+  return conv_gemm::known_box_way(g, true, halves ? 2 : bytes, parts, results, bytes, gathers);
 }
 
 std::string to_string(const OverBoxes& way) {
@@ -104,6 +109,7 @@ TEST_F(CudaConvBoxes, AllWidths) {
         const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
         const Tensor x = randn({5, 64, size, size + 1}).to(layout), w = randn({64, 72, kernel, kernel});
         for (const OverBoxes& way : kOverBoxes) {
+          if (way.algorithm == ConvAlgorithm::gathered && layout == Layout::nhwc) continue;
           for (Layout of_weight : {Layout::nchw, Layout::nhwc}) {
             SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", way, " weight ", of_weight));
             if (share.takes_next())
@@ -135,6 +141,7 @@ TEST_F(CudaConvBoxes, WithAllChannelsLast) {
                  w = randn({l.x[1], l.co / l.groups, l.kernel, l.kernel}).to(Layout::nhwc).to(kCuda),
                  bias = randn({l.co}).to(kCuda);
     for (const OverBoxes& way : kOverBoxes) {
+      if (way.algorithm == ConvAlgorithm::gathered) continue;
       SCOPED_TRACE(concat(l.x, " ", l.co, " kernel ", l.kernel, " ", way));
       if (share.takes_next()) expect_as_tensor(way, x, w, bias, options, 0.25);
     }
@@ -220,6 +227,7 @@ TEST_F(CudaConvBoxes, TilesInTurns) {
                    w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(layout).to(kCuda);
       const auto g = conv_transpose2d_geometry(x, w, b, l.options);
       for (const OverBoxes& way : kOverBoxes) {
+        if (way.algorithm == ConvAlgorithm::gathered && layout == Layout::nhwc) continue;
         SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", way));
         const auto results = conv_gemm::box_results(layout, g.w.out, static_cast<int>(size_of(way.dtype)), 0);
         const conv_gemm::BoxChoice choice = box_way(way, g, results).choice;
@@ -261,12 +269,14 @@ TEST_F(CudaConvBoxes, FoldedColumns) {
                            .to(kCuda);
       const auto g = conv_transpose2d_geometry(x, w, b, l.options);
       for (const OverBoxes& way : kOverBoxes) {
+        if (way.algorithm == ConvAlgorithm::gathered && layout == Layout::nhwc) continue;
         SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", way));
         const auto results = conv_gemm::box_results(layout, g.w.out, static_cast<int>(size_of(way.dtype)), 0);
         const conv_gemm::BoxWay best = box_way(way, g, results);
         if (best.fold.exists()) ++folds;
         if (are_folds(best.choice.results) && best.choice.in_turns) ++turns;
         expect_as_tensor(way, x, w, b, l.options, 0.25);
+        if (way.algorithm == ConvAlgorithm::gathered) continue;
         if (way.dtype == DType::float32 && way.algorithm == ConvAlgorithm::boxes) continue;
         const int parts =
             way.algorithm == ConvAlgorithm::halves && way.precision == Precision::highest ? 2 : 1;
@@ -320,6 +330,7 @@ TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
         Layer{{64, 256, 4, 4}, 256, 4, {.stride = 2, .padding = 1, .groups = 2}}}) {
     for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
       for (const OverBoxes& way : kOverBoxes) {
+        if (way.algorithm == ConvAlgorithm::gathered) continue;
         if (way.dtype == DType::float32 && way.algorithm == ConvAlgorithm::boxes) continue;
         for (const Layout weight : {Layout::nchw, Layout::nhwc}) {
           if (!share.takes_next()) continue;
@@ -437,13 +448,64 @@ TEST_F(CudaConvBoxes, ManyTaps) {
   }
 }
 
+// Boxes that warps make (box_gather.h): of narrow images and wide ones, several images in a tile, phases
+// without taps, rows that are apart, groups, several chunks and parts of one, sums that are split, folded
+// columns of few channels; and views that are not aligned, whose boxes are of a copy after all.
+TEST_F(CudaConvBoxes, GatheredFromNchw) {
+  int gathered = 0;
+  struct Layer {
+    Shape x;
+    std::int64_t co;
+    Size2 kernel;
+    ConvTranspose2dOptions options;
+  };
+  Share share;
+  for (const Layer& l :
+       {Layer{{3, 64, 33, 64}, 64, {3, 3}, {}}, Layer{{3, 64, 33, 72}, 72, {3, 7}, {.padding = {1, 3}}},
+        Layer{{2, 64, 20, 304}, 64, {3, 5}, {.padding = {2, 4}, .dilation = 2}},
+        Layer{{9, 40, 8, 8}, 48, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{5, 136, 9, 16}, 70, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{7, 20, 7, 8}, 40, {3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+        Layer{{2, 144, 12, 24}, 80, {3, 3}, {.padding = 1, .groups = 2}},
+        Layer{{3, 96, 9, 32}, 144, {3, 3}, {.padding = 1, .groups = 3}},
+        Layer{{1, 512, 6, 8}, 64, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{4, 72, 9, 16}, 136, {2, 2}, {.stride = 3}},
+        Layer{{4, 32, 20, 24}, 64, {3, 3}, {.stride = {5, 1}, .padding = {1, 2}, .dilation = 2}},
+        Layer{{3, 32, 60, 128}, 32, {3, 3}, {.padding = 1}},
+        Layer{{3, 32, 30, 256}, 32, {3, 7}, {.padding = {1, 3}}},
+        Layer{{3, 16, 40, 64}, 16, {5, 5}, {.padding = 2}},
+        Layer{{37, 64, 1, 8}, 72, {2, 2}, {.stride = 2}}}) {
+    for (const std::int64_t first : {0, 1}) {  // what does not begin at 16 bytes is copied
+      for (const OverBoxes& way : kOverBoxes) {
+        if (way.algorithm != ConvAlgorithm::gathered || !share.takes_next()) continue;
+        SCOPED_TRACE(concat(l.x, " to ", l.co, " from ", first, " ", way));
+        const Tensor all = randn({l.x.count() + 2}).to(kCuda).to(way.dtype),
+                     x = all.slice(first, first + l.x.count()).reshape(l.x),
+                     w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
+        const auto g = conv_transpose2d_geometry(x, w.to(way.dtype), {}, l.options);
+        set_conv_algorithm(way.algorithm), set_float32_precision(way.precision);
+        const ConvExplanation e = cu::explain_on(g, way.dtype, Layout::nchw, true);
+        for (const ConvChoice& c : {e.forward, e.input_gradient})
+          if (c.variant.find("gathered") != std::string::npos) ++gathered;
+        expect_as_tensor(way, x, w, randn({l.co}).to(kCuda), l.options, 0.25);
+      }
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(gathered, 60);
+  }
+}
+
 // Float32 operands of all sizes as scaled halves: results only scale with them.
 TEST_F(CudaConvBoxes, ScaledHalvesOfAllSizes) {
   const ConvTranspose2dOptions options{.stride = 2, .padding = 1};
   const Tensor x = randn({3, 40, 9, 10}), w = randn({40, 24, 4, 4});
-  for (Precision precision : {Precision::highest, Precision::high}) {
+  for (const auto& [precision, algorithm] : {std::pair(Precision::highest, ConvAlgorithm::halves),
+                                             {Precision::high, ConvAlgorithm::halves},
+                                             {Precision::highest, ConvAlgorithm::gathered},
+                                             {Precision::high, ConvAlgorithm::gathered}}) {
     set_float32_precision(precision);
-    set_conv_algorithm(ConvAlgorithm::halves);
+    set_conv_algorithm(algorithm);
     const auto times = [](const Tensor& t, double factor) { return (Variable(t) * factor).tensor(); };
     const auto run_scaled = [&](double of_x, double of_w) {
       return conv_transpose2d(times(x, of_x).to(kCuda), times(w, of_w).to(kCuda), {}, options)
@@ -468,9 +530,12 @@ TEST_F(CudaConvBoxes, ScaledHalvesOfAllSizes) {
 // An infinity or a NaN shows in the results that see it, and nowhere else.
 TEST_F(CudaConvBoxes, ScaledHalvesThatAreNotFinite) {
   for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    for (Precision precision : {Precision::highest, Precision::high}) {
+    for (const auto& [precision, algorithm] : {std::pair(Precision::highest, ConvAlgorithm::halves),
+                                               {Precision::high, ConvAlgorithm::halves},
+                                               {Precision::highest, ConvAlgorithm::gathered},
+                                               {Precision::high, ConvAlgorithm::gathered}}) {
       set_float32_precision(precision);
-      set_conv_algorithm(ConvAlgorithm::halves);
+      set_conv_algorithm(algorithm);
       Tensor x = randn({2, 16, 12, 12});
       const Tensor w = randn({16, 16, 3, 3}).to(kCuda);
       const Tensor before = conv_transpose2d(x.to(kCuda), w, {}, {}).tensor().to(Device{});

@@ -36,8 +36,9 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (!is_sanitized() || forced == ConvAlgorithm::automatic) return true;
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
   if (forced == ConvAlgorithm::rows && (size_of(dtype) > 2 || layout == Layout::nhwc)) return false;
-  const bool of_wgmma =
-      forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves || forced == ConvAlgorithm::rows;
+  if (forced == ConvAlgorithm::gathered && layout == Layout::nhwc) return false;
+  const bool of_wgmma = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves ||
+                        forced == ConvAlgorithm::gathered || forced == ConvAlgorithm::rows;
   const std::string wanted = to_string(of_wgmma ? ConvAlgorithm::wgmma : forced);
   const ConvExplanation e = cu::explain_on(g, dtype, layout, true);
   const auto is_wanted = [&](const ConvChoice& c) { return c.kernel == wanted; };
@@ -59,13 +60,13 @@ void for_each_algorithm(F f) {
        {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
         ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
         ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves,
-        ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
+        ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||
                               algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
                               algorithm == ConvAlgorithm::boxes || algorithm == ConvAlgorithm::halves ||
-                              algorithm == ConvAlgorithm::automatic;
+                              algorithm == ConvAlgorithm::gathered || algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);

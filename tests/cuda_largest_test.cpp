@@ -250,10 +250,14 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
   Share share(3);  // of eight cases in turn, those that are made again among them
   for (const Precision precision : {Precision::high, Precision::highest}) {
     set_float32_precision(precision);
-    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+    for (const auto& [layout, algorithm] : {std::pair(Layout::nchw, ConvAlgorithm::halves),
+                                            {Layout::nhwc, ConvAlgorithm::halves},
+                                            {Layout::nchw, ConvAlgorithm::gathered}}) {
+      set_conv_algorithm(algorithm);
       for (const Case& c : cases) {
         if (!share.takes_next()) continue;
-        SCOPED_TRACE(concat(precision == Precision::high ? "high " : "highest ", layout, " ", c.name));
+        SCOPED_TRACE(
+            concat(precision == Precision::high ? "high " : "highest ", layout, " ", algorithm, " ", c.name));
         const auto made = [&](const Shape& s) {
           const Tensor host = (randn(s) * c.factor).tensor().to(layout);
           host.data<float>()[kSeen] = c.seen;

@@ -80,7 +80,7 @@ std::pair<std::string, ConvTuner::Choice> parse_line(std::string_view line) {
   const std::size_t question = static_cast<std::size_t>(f[6].end() - line.begin());
   check_word("algorithm", f[7],
              {"reference", "matrix", "columns", "depthwise", "direct", "thin", "strip", "simt", "tensor",
-              "wgmma", "boxes", "halves", "rows"});
+              "wgmma", "boxes", "halves", "gathered", "rows"});
   return {std::string(line.substr(0, question)),
           {parse_conv_algorithm(f[7]), parse_time(f[8]), parse_time(f[9])}};
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_plan.h>
 #include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/question.h>
@@ -30,6 +31,11 @@ using JoinedPlaces = std::integer_sequence<int, 64, 80, 96, 112, 128, 144>;  // 
 /// With operands of so many parts: of two, there are registers for a tap's sums, too.
 constexpr int most_places(int parts, int joined) {
   return parts == 1 ? (joined == 1 ? 256 : 144) : (joined == 1 ? 192 : 128);
+}
+
+/// Whether kernels with so many places make boxes of nchw images: the largest have no registers for that.
+constexpr bool places_can_gather(int parts, int joined, int places) {
+  return parts * places < 2 * 192 && joined * places < 2 * 144;
 }
 
 /// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
@@ -88,6 +94,7 @@ struct BoxChoice {
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   int staged_bytes = kStagedBytes;      // of results
   bool in_turns = false;                // warpgroups have a tile each; else halves of it, or of its channels
+  bool gathers = false;                 // the kernel makes boxes of nchw images; else they are of a copy
   int half = 0;                         // place where the second half of the tile begins, if there are two
   BoxTile tile;
   BoxResults results = BoxResults::channels;
@@ -134,13 +141,13 @@ inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
 /// does not fit. `value_bytes`: of a result in nchw. `in_turns`: of one block.
 inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results,
-                            int value_bytes = 4, bool in_turns = false) {
+                            int value_bytes = 4, bool in_turns = false, bool gathers = false) {
   BoxChoice c;
-  c.blocks = blocks, c.in_turns = in_turns;
+  c.blocks = blocks, c.in_turns = in_turns, c.gathers = gathers;
   const int halves = c.halves(), weight_bytes = parts * blocks * kBlockBytes;
   if (results == BoxResults::pixels) c.staged_bytes = 2 * staged_pixel_bytes(p, places);
   const auto left_beside = [&](int staged_bytes) {
-    return kMostSharedBytes - staged_bytes - places_bytes(results, places);
+    return kMostSharedBytes - staged_bytes - places_bytes(results, places) - (gathers ? kGatherBytes : 0);
   };
   const auto most_pixels = [&](int staged_bytes) {
     return (left_beside(staged_bytes) - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8;
@@ -161,8 +168,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * p.joined * folded,
               channels = std::min(p.to_channels, kBlockChannels * blocks) / folded;
     const bool begins_whole = !gaps && p.w.most() * of_column % kSectorBytes == 0;
+    const int at_once = results == BoxResults::pairs && p.joined == 1 ? 64 : 32;
     parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
-                     channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks)};
+                     channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks),
+                     begins_whole ? 0 : at_once, places};
   }
   // What a tile's place takes, of which each of two warpgroups has one at a time.
   const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *
@@ -202,7 +211,8 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const auto read = [&](int stages) {
     return stages * box_bytes - part_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
   };
-  while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes) --c.box_stages;
+  while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes - (gathers ? kGatherBytes : 0))
+    --c.box_stages;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
   // Results as boxes take the room of weights, without which a warpgroup cannot lead.
@@ -238,9 +248,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // multiplies, but for what both wait.
   const double multiplied =
       parts == 1 ? taps * (taken * step + p.chunks * 60) : taps * (taken * 3 * step + p.chunks * 200);
-  const double brought = (static_cast<double>(boxes) * parts * t.pixels() * kPixelBytes +
-                          static_cast<double>(taps) * p.chunks * weight_bytes) /
-                         34;
+  constexpr double kBytes = 34;
+  const double pixels_brought =
+      gathers ? gather_clocks(GatheredPieces(p, t, p.folded_from, value_bytes), parts, value_bytes)
+              : parts * t.pixels() * kPixelBytes / kBytes;
+  const double brought =
+      boxes * pixels_brought + static_cast<double>(taps) * p.chunks * weight_bytes / kBytes;
   // A row is a store of one of four warps.
   const StoredRows stored(t, halves == 2, 0);
   const int stores =
@@ -301,13 +314,15 @@ struct BoxWay {
 };
 
 /// The choice of least clocks.
-inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results, int value_bytes) {
+inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results, int value_bytes,
+                                 bool gathers = false) {
   BoxChoice best;
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
   const auto offer = [&](int places) {
-    if (places > most_places(parts, p.joined)) return;
+    if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)))
+      return;
     const auto consider = [&](int blocks, bool in_turns) {
-      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns);
+      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns, gathers);
       // The same tile in more places is more to multiply, which the estimate may not see.
       const BoxTile &t = c.tile, &b = best.tile;
       const bool wastes = results == BoxResults::pixels && best.places > 0 && blocks == best.blocks &&
@@ -331,13 +346,14 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
 }
 
 /// The best way. `results`: the most that can be written at once, of so many bytes each.
-/// `fold`: of g, if it is of folded images.
+/// `fold`: of g, if it is of folded images. `gathers`: of ways whose kernels make their boxes.
 inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                           BoxResults results, int value_bytes, const Fold& fold = {}) {
+                           BoxResults results, int value_bytes, const Fold& fold = {}, bool gathers = false) {
   BoxWay best;
   best.fold = fold;
   const auto offer = [&](const BoxPlan& plan, BoxResults of_way) {
-    const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes);
+    if (gathers && !can_gather(plan, plan.folded_from, value_bytes)) return;
+    const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes, gathers);
     if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
       best = {plan, choice, fold};
   };
@@ -375,8 +391,9 @@ inline constexpr double kKernelClocks = 5000;
 
 /// The best way, of folded images where that is faster.
 inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
-                                  int parts, BoxResults results, int value_bytes) {
-  const BoxWay unfolded = best_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+                                  int parts, BoxResults results, int value_bytes, bool gathers = false) {
+  const BoxWay unfolded =
+      best_box_way(g, transposed, element_bytes, parts, results, value_bytes, {}, gathers);
   const auto packs = [&](const BoxWay& way) {
     const bool scaled = element_bytes != value_bytes;
     return scaled || box_weights(way.plan, transposed, way.choice.results, 0) == BoxWeights::packed ? 1 : 0;
@@ -394,11 +411,12 @@ inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transpo
       of_fold =
           results == BoxResults::pairs && of_results == 2 ? BoxResults::folded_pairs : BoxResults::folds;
     }
-    BoxWay way = best_box_way(fold.of(g), transposed, element_bytes, parts, of_fold, value_bytes, fold);
+    BoxWay way =
+        best_box_way(fold.of(g), transposed, element_bytes, parts, of_fold, value_bytes, fold, gathers);
     if (way.choice.places == 0) return;
     // Weights are folded, with their channels last, and packed where they could lie; where only what is read
     // is folded, in nchw, its copy takes longer.
-    const bool by_copy = !have_channels_last(results) && of_results == 1;
+    const bool by_copy = !have_channels_last(results) && of_results == 1 && !gathers;
     way.choice.clocks += kKernelClocks * (more + packs(way) + (by_copy ? 1 : 0));
     if (best.choice.places > 0 && way.choice.clocks >= best.choice.clocks) return;
     best = way;
@@ -408,9 +426,9 @@ inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transpo
 
 /// best_folded_box_way(), which takes microseconds.
 inline BoxWay known_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                            BoxResults results, int value_bytes) {
-  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes), [&] {
-    return best_folded_box_way(g, transposed, element_bytes, parts, results, value_bytes);
+                            BoxResults results, int value_bytes, bool gathers = false) {
+  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes, gathers), [&] {
+    return best_folded_box_way(g, transposed, element_bytes, parts, results, value_bytes, gathers);
   });
 }
 

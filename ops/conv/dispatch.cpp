@@ -28,7 +28,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::winograd,  ConvAlgorithm::in_place,  ConvAlgorithm::matrix, ConvAlgorithm::columns,
     ConvAlgorithm::depthwise, ConvAlgorithm::direct,    ConvAlgorithm::thin,   ConvAlgorithm::strip,
     ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes,
-    ConvAlgorithm::halves,    ConvAlgorithm::rows};
+    ConvAlgorithm::halves,    ConvAlgorithm::gathered,  ConvAlgorithm::rows};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvAlgorithm> forced_here;
@@ -74,6 +74,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "boxes";
     case ConvAlgorithm::halves:
       return "halves";
+    case ConvAlgorithm::gathered:
+      return "gathered";
     case ConvAlgorithm::rows:
       return "rows";
     case ConvAlgorithm::automatic:

@@ -187,7 +187,8 @@ Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layo
   const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? y : x);
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
-  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves || a == ConvAlgorithm::rows)
+  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves || a == ConvAlgorithm::gathered ||
+      a == ConvAlgorithm::rows)
     a = ConvAlgorithm::wgmma;  // which asks again
   const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
   Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, offer);
@@ -281,6 +282,7 @@ struct Variants {
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
       if (way.kind != MapKind::windows) variant += folded(way.boxes.fold);
+      if (way.gathers()) variant += ", gathered from nchw";
       bytes = wgmma_map_workspace(g, transposed, way, layout, factors());
     }
     return {to_string(c.algorithm), c.reason, variant, static_cast<double>(bytes)};
@@ -484,7 +486,8 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
       } else {
         const BoxResults results =
             box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);
-        way = static_cast<int>(map_way(g, transposed, from.layout(), results, f).kind);
+        const MapWay of_map = map_way(g, transposed, from.layout(), results, f);
+        way = static_cast<int>(of_map.kind) * 2 + (of_map.gathers() ? 1 : 0);
       }
     }
     if (std::find(ways.begin(), ways.end(), std::pair(taken, way)) != ways.end()) return;
@@ -494,8 +497,9 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
   add(known_choice(g, pass, x, y).algorithm);
   for (const ConvAlgorithm a : conv_estimate::kEstimated)
     if (const double time = estimated(a); time <= kHopeless * least || std::isinf(time)) add(a);
-  for (const ConvAlgorithm a : {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::rows,
-                                ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
+  for (const ConvAlgorithm a :
+       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows,
+        ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
     add(a);
   return found;
 }

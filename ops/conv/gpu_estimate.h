@@ -117,10 +117,11 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.operands, false);
   const double out = images_moved(c, !transposed);
   Terms t{1};
-  t[1 + static_cast<int>(way.kind)] =
-      (way.kind == conv_gemm::MapKind::windows ? way.windows.clocks : way.boxes.choice.clocks) / 1700;
+  t[1 + static_cast<int>(way.kind)] = way.clocks / 1700;
   const std::int64_t from = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
-  if (way.kind == conv_gemm::MapKind::halves) {
+  if (way.gathers()) {
+    // Nothing is copied.
+  } else if (way.kind == conv_gemm::MapKind::halves) {
     t[9] = images_moved(c, transposed) * halves_made(c.operands, from);
   } else {
     t[4] = images_moved(c, transposed);

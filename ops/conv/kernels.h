@@ -46,7 +46,8 @@
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
-// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes`, `halves` and `rows`.
+// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes`, `halves`,
+// `gathered` and `rows`.
 // What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
@@ -77,6 +78,7 @@ enum class ConvAlgorithm : std::uint8_t {
   wgmma,
   boxes,
   halves,
+  gathered,
   rows
 };
 

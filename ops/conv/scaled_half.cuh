@@ -76,4 +76,24 @@ __device__ __forceinline__ void split_half(float x, float scale, float16 (&parts
   }
 }
 
+/// Two float16 numbers, the first in the lower bits.
+__device__ __forceinline__ std::uint32_t pair_of_halves(const float2& x) {
+  std::uint32_t halves;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(x.y), "f"(x.x));
+  return halves;
+}
+/// The larger magnitudes of two pairs, with any sign; NaN does not count.
+__device__ __forceinline__ std::uint32_t larger_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+__device__ __forceinline__ float2 floats_of_halves(std::uint32_t halves) {
+  float2 x;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+      : "=f"(x.x), "=f"(x.y)
+      : "r"(halves));
+  return x;
+}
+
 }  // namespace tapedeck::cu::conv_gemm

@@ -72,6 +72,25 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
                 apart ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
+CUtensorMap piece_map(const Tensor& images, int groups, const GatheredPieces& pieces) {
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const DType dtype = images.dtype();
+  const std::int64_t row = images.size(3) * static_cast<std::int64_t>(size_of(dtype)),
+                     channel = images.size(2) * row, channels = images.size(1) / groups;
+  const cuuint64_t sizes[5] = {u64(images.size(3)), u64(images.size(2)), u64(channels), u64(groups),
+                               u64(images.size(0))},
+                   strides[4] = {u64(row), u64(channel), u64(channels * channel),
+                                 u64(images.size(1) * channel)};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(pieces.pixels), 1,
+                               static_cast<cuuint32_t>(pieces.vectors * kGatheredElements), 1, 1};
+  const bool is_float = dtype == DType::float32;
+  return map_of(is_float ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : type_of(dtype), images.read(), sizes, strides,
+                sides,
+                is_float                 ? CU_TENSOR_MAP_SWIZZLE_NONE
+                : pieces.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
 CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
   const std::int64_t near = w.size(1), taps = w.size(2) * w.size(3), far = w.size(0) / groups,

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_plan.h>
 #include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/channels_last.cuh>
@@ -10,6 +11,7 @@
 namespace tapedeck::cu::conv_gemm {
 
 using tapedeck::conv_gemm::BoxTile;
+using tapedeck::conv_gemm::GatheredPieces;
 using tapedeck::conv_gemm::PlaneAxis;
 using tapedeck::conv_gemm::ResultBox;
 using tapedeck::conv_gemm::RowBoxes;
@@ -19,6 +21,10 @@ using tapedeck::conv_gemm::RowBoxes;
 /// Float32 is rounded to TF32 on the way. Throws Error if the driver refuses.
 CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
                       const PlaneAxis& w, const BoxTile& box);
+
+/// Images in nchw as five axes, (column, row, channel of a group, group, image), of which a copy brings a
+/// piece of a row in all channels of a box (box_gather.h).
+CUtensorMap piece_map(const Tensor& images, int groups, const GatheredPieces& pieces);
 
 /// Weights [groups * far][taps][near], their channels last, as five axes, (near, tap, far, group, 1), of
 /// which a copy brings kPixelBytes of `rows` channels `far` at a tap. Else as image_map().

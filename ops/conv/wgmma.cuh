@@ -244,19 +244,11 @@ class Barrier {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
   }
   /// Arrives, and announces bytes of copies.
-  __device__ void arrive_and_expect(int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
-                 : "memory");
-  }
+  __device__ void arrive_and_expect(int bytes) { arrive_and_expect_at(address(), bytes); }
   /// Copies a box of announced bytes by the tensor memory accelerator, from these places of the map's axes
   /// on.
   __device__ void copy_box(void* shared, const CUtensorMap& map, int c, int w, int h, int n, int g) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-        "%4, "
-        "%5, %6, %7}], [%2];" ::"r"(shared_address(shared)),
-        "l"(&map), "r"(address()), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
-        : "memory");
+    copy_box_at(address(), shared_address(shared), map, c, w, h, n, g);
   }
   /// Arrives, and copies `bytes` from global to shared memory, all multiples of 16.
   __device__ void arrive_with_copy(void* shared, const void* global, int bytes) {
@@ -273,6 +265,19 @@ class Barrier {
   // The same of a barrier at an address of shared memory.
   __device__ __forceinline__ static void arrive_at(unsigned address) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  __device__ __forceinline__ static void arrive_and_expect_at(unsigned address, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ static void copy_box_at(unsigned address, unsigned shared,
+                                                     const CUtensorMap& map, int c, int w, int h, int n,
+                                                     int g) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+        "%4, %5, %6, %7}], [%2];" ::"r"(shared),
+        "l"(&map), "r"(address), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+        : "memory");
   }
   __device__ __forceinline__ static void wait_at(unsigned address, unsigned parity) {
     asm volatile(
@@ -303,6 +308,32 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned shared, const void* 
   }
 }
 
+__device__ __forceinline__ std::uint32_t load_word(unsigned shared) {
+  std::uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
+  return word;
+}
+__device__ __forceinline__ float2 load_pair(unsigned shared) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
+  return x;
+}
+
+/// Four matrices of 8x8 16-bit elements from shared memory, transposed: of each a thread has two neighbours
+/// of column lane / 4, and lane i the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_transposed(unsigned shared, std::uint32_t (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(shared)
+               : "memory");
+}
+/// Four matrices to shared memory: of each a thread has two neighbours of row lane / 4.
+__device__ __forceinline__ void store_matrices(unsigned shared, const std::uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 /// Four matrices of 8x8 16-bit elements to shared memory, transposed: of each a thread has two neighbours of
 /// row lane / 4, and lane i the address of row i % 8 of what is written of matrix i / 8.
 __device__ __forceinline__ void store_transposed(unsigned shared, const std::uint32_t (&words)[4]) {
@@ -311,7 +342,13 @@ __device__ __forceinline__ void store_transposed(unsigned shared, const std::uin
                : "memory");
 }
 
-/// For a thread that has written shared memory: what is stored from there later sees it.
+__device__ __forceinline__ void store_vector(unsigned shared, const uint4& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+/// For a thread that has written shared memory: what is stored or multiplied from there later
+/// sees it.
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -36,20 +36,12 @@
 // long to write as products take; its input gradient took 2.8 ms, with 64 columns 2.1. So tiles end where
 // sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
-// Tried in nchw: boxes made by warps of this kernel, without a copy (an H100's times, of those with a copy).
-// - 16 bytes of a channel's row a lane, transposed by stmatrix, three warps of 40 registers: in bfloat16 0.87
-//   for kb65's forward, 0.94 to 0.96 for kb78 and kb69, 1.03 for kb57, 1.2 and 1.7 for dcgan4 and big.
-// - Loads of 4 bytes along rows to registers, three warps of 72: some 3,100 clocks for 64 columns of 32
-//   channels. ptxas had all loads wait at one scoreboard, so that none was under way while others were
-//   stored.
-// - Such words by cp.async to slots in shared memory, three warps: bfloat16, forward and input gradient, kb57
-//   0.85 and 0.86, kb65 0.91 and 0.92, kb69 0.93 and 0.92, kb71 0.80 and 0.98, kb78 0.90 and 0.92; 1.05 to 3
-//   for small images, unet_up and big, whose boxes serve few products. A profile: 370 instructions for 64
-//   columns of 32 channels, 5.3 clocks each.
-// - The same by seven warps, with 192 places at most (of more, products need more registers than the 128 that
-//   512 threads have: ptxas, C7602): kb57 0.80 and 1.18, kb65 1.03 and 0.99, kb71 1.00 and 0.93; these five
-//   layers as scaled halves 0.90 to 1.05 in TF32, 0.87 to 1.34 in float32. Rows by bulk copies were not
-//   tried.
+// Boxes of nchw images, whose rows are whole vectors, may be made by two warps of the kernel, from pieces of
+// rows that the accelerator brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower:
+// transposing loads of 16 bytes to registers, which wait for each other; 4 bytes along rows by cp.async, 370
+// instructions for 64 columns of 32 channels where now it is 155; the same by seven warps. So what counted
+// was instructions. Then results: with their pieces and boxes' weights in fewer stages both warpgroups write
+// at the same time, and rows that begin anywhere are slow to write in parts (PartsOfRows in box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:
@@ -67,6 +59,7 @@
 
 #include <algorithm>
 
+#include <tapedeck/ops/conv/wgmma_box_gather.cuh>
 #include <tapedeck/ops/conv/wgmma_box_results.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -82,6 +75,8 @@ struct BoxKernel {
   static constexpr int kJoined = kOfPlace;  // phases of columns in a tile
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
+  static constexpr bool kCanGather =
+      sizeof(typename Math::Element) == 2 && places_can_gather(kParts, kJoined, N);
   static constexpr int kSums = N / 2;  // of a consumer and a phase
   static constexpr int kTurns = 3;     // the first of two named barriers
 
@@ -91,7 +86,7 @@ struct BoxKernel {
     if constexpr (kJoined == 2) f.template operator()<1>();
   }
 
-  /// Bytes of shared memory, and where its parts begin; all aligned to 1024 but the end.
+  /// Bytes of shared memory, and where its parts begin; all but places and the end are aligned to 1024.
   struct Memory {
     TAPEDECK_HD Memory(const BoxArguments& call)
         : weights(call.box_stages * kParts * call.box_bytes),
@@ -104,10 +99,15 @@ struct BoxKernel {
   __device__ __host__ static int weight_bytes(const BoxArguments& call) {
     return kParts * call.blocks * kBlockBytes;
   }
+  /// Threads that bring a share of it each.
+  __device__ __forceinline__ static int weight_shares(const BoxArguments& call) {
+    return call.gathers ? 1 : 2;
+  }
   struct Barriers {
     Barrier full_box[kMostStages], empty_box[kMostStages];
     Barrier full_weight[kMostStages], empty_weight[kMostStages];
     Barrier lead;
+    GatherBarriers gathered;
   };
 
   struct Position {
@@ -147,12 +147,24 @@ struct BoxKernel {
     }
   }
 
-  /// A half of each tap's weights.
-  __device__ static void bring_weights(const BoxArguments& call, int half, char* weights,
+  /// The same of nchw images: one warp brings pieces of rows, others make boxes of them.
+  __device__ __forceinline__ static void make_boxes(const BoxArguments& call, int warp, char* memory,
+                                                    Barriers& barriers) {
+    char* const slots = memory - call.gather_bytes;
+    if (warp > 0) {
+      BoxGatherer<Math>(call, memory, slots, warp - 1)
+          .run(warp - 1, barriers.gathered, barriers.full_box, barriers.empty_box);
+    } else if (is_first_of_warp()) {
+      bring_pieces<kJoined>(call, kParts, slots, barriers.gathered);
+    }
+  }
+
+  /// A share of each tap's weights.
+  __device__ static void bring_weights(const BoxArguments& call, int share, int shares, char* weights,
                                        Barriers& barriers) {
     const BoxPlan& p = call.plan;
-    const int bytes = weight_bytes(call), mine = bytes / 2;
-    weights += half * mine;
+    const int bytes = weight_bytes(call), mine = bytes / shares;
+    weights += share * mine;
     Position at;
 #pragma unroll 1
     for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
@@ -169,7 +181,7 @@ struct BoxKernel {
                    call.tiles_block +
                tile.block) *
                   bytes +
-              half * mine;
+              share * mine;
 #pragma unroll 1
           for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
             if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
@@ -500,12 +512,13 @@ struct BoxKernel {
                             : other == 2 ? barriers.empty_box
                                          : barriers.empty_weight;
       const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32,
-                arrivals = other == 0   ? call.slices
-                           : other == 1 ? 2
+                arrivals = other == 0   ? (call.gathers ? call.pieces.all() : call.slices)
+                           : other == 1 ? weight_shares(call)
                                         : readers;
 #pragma unroll
       for (int s = 0; s < kMostStages; ++s) mine[s].initialise(arrivals);
       if (other == 0) barriers.lead.initialise(1);
+      if (other == 1) barriers.gathered.initialise();
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x == kThreads - 1) {
@@ -514,13 +527,18 @@ struct BoxKernel {
     }
     __syncthreads();
     await_previous<false>();
+    if constexpr (Math::kScaled)
+      if (call.repeats && !is_beyond(call.largest[1], call.largest[0])) return;
     if (warp >= kConsumerThreads / 32) {
       leave_registers<kOtherRegisters>();
+      if constexpr (kCanGather)
+        if (call.gathers && other <= kGatherWarps) return make_boxes(call, other, memory, barriers);
       if (!is_first_of_warp()) return;
       if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
+      const int share = call.gathers ? 0 : other - kMostSlices;
       if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
-        return bring_lying_weights(call, other - kMostSlices, memory + at.weights, barriers);
-      return bring_weights(call, other - kMostSlices, memory + at.weights, barriers);
+        return bring_lying_weights(call, share, memory + at.weights, barriers);
+      return bring_weights(call, share, weight_shares(call), memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();
     if (Output::needs_places(call)) {
@@ -530,7 +548,7 @@ struct BoxKernel {
         places[i] = Output::place_of_result(call, i);
       synchronise_consumers();
     }
-    const int warpgroup = warp / (kWarpgroup / 32);
+    const int warpgroup = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     const bool in_turns = kParts == 1 && call.in_turns;
     if ((kParts > 1 || in_turns) && warpgroup > 0) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers, warpgroup);
@@ -596,7 +614,7 @@ __global__ void __launch_bounds__(K::kThreads, 1) box_kernel(const __grid_consta
   extern __shared__ uint4 memory[];
   __shared__ typename K::Barriers barriers;
   const unsigned past = shared_address(memory) % 1024;
-  K::run(call, reinterpret_cast<char*>(memory) + (1024 - past) % 1024, barriers);
+  K::run(call, reinterpret_cast<char*>(memory) + (1024 - past) % 1024 + call.gather_bytes, barriers);
 #endif
 }
 

@@ -236,12 +236,19 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
       to.device(),
       call.splits > 1 ? call.splits * choice.tiles * K::kJoined * K::kSums * kConsumerThreads : 1);
   call.parts = parts.data();
-  const int shared = std::max(typename K::Memory(call).end, choice.shared_bytes) + 1024;
+  const int shared = std::max(typename K::Memory(call).end, choice.shared_bytes) + call.gather_bytes + 1024;
   allow_shared_memory(box_kernel<K>, shared);
   const std::int64_t blocks =
       std::min<std::int64_t>(multiprocessors(to.device()), choice.tiles * call.splits);
-  launch_kernel_with_shared("conv: boxes", to.device(), box_kernel<K>, grid_size("conv", blocks), K::kThreads,
-                            shared, call);
+  const auto launch = [&] {
+    launch_kernel_with_shared("conv: boxes", to.device(), box_kernel<K>, grid_size("conv", blocks),
+                              K::kThreads, shared, call);
+  };
+  launch();
+  if (call.largest_is_guess) {
+    call.largest_is_guess = false, call.repeats = true;
+    launch();
+  }
   if (call.splits > 1) {
     launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
                   dim3(grid_size("conv", choice.tiles), K::kJoined * K::kSums / 4), kConsumerThreads, call);
@@ -254,6 +261,15 @@ inline bool rows_are_whole(const ImageStrides& s, const Tensor& to, int elements
          reinterpret_cast<std::uintptr_t>(to.raw()) %
                  (static_cast<unsigned>(elements) * size_of(to.dtype())) ==
              0;
+}
+
+/// Has a kernel make its boxes of nchw images.
+inline void gather_from(BoxArguments& call, const Tensor& from, int fold, bool largest_is_guess) {
+  const int bytes = static_cast<int>(size_of(from.dtype()));
+  call.gathers = true, call.gather_bytes = kGatherBytes, call.largest_is_guess = largest_is_guess;
+  call.pieces = GatheredPieces(call.plan, call.tile, fold, bytes);
+  call.piece_bytes = call.pieces.bytes();
+  call.maps[0] = piece_map(from, call.plan.groups, call.pieces);
 }
 
 /// wgmma_map() over boxes. Where images are folded, `g`, `w` and `bias` are those of folded ones, `from` and
@@ -269,21 +285,29 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   BoxArguments call{};
   call.plan = plan, call.tile = choice.tile;
   const ConvAxis* const rows = transposed ? nullptr : &g.h;
+  const bool gathers = choice.gathers && reinterpret_cast<std::uintptr_t>(from.read()) % kVectorBytes == 0;
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(from, ChannelsLast::takes_all(rows) ? copies : reads, w, reads);
+    const bool all = gathers ? may_be_sampled(plan) : ChannelsLast::takes_all(rows);
+    largest.emplace(from, all ? copies : reads, w, reads);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
   const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;
-  const ChannelsLast images = Math::kScaled
-                                  ? ChannelsLast(from, plan.groups, rows, fold_from, kParts, largest->a())
-                                  : ChannelsLast(from, plan.groups, rows, fold_from);
-  for (int i = 0; i < plan.h.planes; ++i)
-    for (int j = 0; j < plan.w.planes; ++j)
-      call.maps[i * plan.w.planes + j] =
-          image_map(images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups, plan.plane_h(i),
-                    plan.plane_w(j), call.tile);
+  std::optional<ChannelsLast> images;
+  if (gathers) {
+    gather_from(call, from, fold_from, largest && largest->a().is_guess);
+  } else if constexpr (Math::kScaled) {
+    images.emplace(from, plan.groups, rows, fold_from, kParts, largest->a());
+  } else {
+    images.emplace(from, plan.groups, rows, fold_from);
+  }
+  if (images)
+    for (int i = 0; i < plan.h.planes; ++i)
+      for (int j = 0; j < plan.w.planes; ++j)
+        call.maps[i * plan.w.planes + j] =
+            image_map(*images, dtype_of<typename Math::Element>, plan.n, kParts * plan.groups,
+                      plan.plane_h(i), plan.plane_w(j), call.tile);
   call.results = choice.results, call.staged_bytes = choice.staged_bytes;
   call.in_turns = choice.in_turns, call.halves = choice.halves(), call.half = choice.half;
   if (choice.results == BoxResults::boxes) {
@@ -333,7 +357,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const auto bytes = static_cast<std::int64_t>(packed_box_bytes(plan, call.blocks, kParts));
   if (!lie && bytes > 0) packed.emplace(to.device(), bytes / kVectorBytes);
   Preparations preparations;
-  images.make(preparations);  // first: meanwhile blocks that pack find their places
+  if (images) images->make(preparations);  // first: meanwhile blocks that pack find their places
   if (packed) {
     call.packed = reinterpret_cast<const char*>(packed->data());
     pack_box_weights<Math>(call, strides, w, packed->data(), preparations);

@@ -193,11 +193,18 @@ struct BoxOutput {
     if constexpr (kJoined == 1) {
       if (call.results == BoxResults::folds)
         return write_folds(call, tile, places, to, finish, bias, sums[0]);
-      if (call.results == BoxResults::folded_pairs)
-        return write_pairs<true>(call, tile, places, staged, to, finish, bias, sums);
     }
-    if (kJoined == 2 || call.results == BoxResults::pairs) {
-      write_pairs<false>(call, tile, places, staged, to, finish, bias, sums);
+    const auto write_pairs_of = [&]<bool kFolded>() {
+      if constexpr (sizeof(Value) == 2) {
+        write_halves<kFolded>(call, tile, places, memory, to, finish, bias, sums);
+      } else {
+        write_pairs<kFolded>(call, tile, places, staged, to, finish, bias, sums);
+      }
+    };
+    if (kJoined == 1 && call.results == BoxResults::folded_pairs) {
+      write_pairs_of.template operator()<kJoined == 1>();
+    } else if (kJoined == 2 || call.results == BoxResults::pairs) {
+      write_pairs_of.template operator()<false>();
     } else if (call.results == BoxResults::rows) {
       write_rows(call, tile, places, staged, to, finish, bias, sums[0]);
     } else if (call.vectors) {
@@ -424,6 +431,76 @@ struct BoxOutput {
         for (int c = 0; c < 8; ++c)
           store_if(mine && 2 * c + odd < channels, result + (kFolded ? c : 2 * c) * step, values[c]);
       }
+    }
+  }
+
+  /// The same of 16-bit results: as matrices of 8 channels and 8 results, which is how threads have them, a
+  /// warp's channels come to rows of 64 results each. Of joined phases or folded columns, where a thread has
+  /// four neighbours, vectors of a row have every other pair.
+  template <bool kFolded>
+  __device__ __forceinline__ static void write_halves(const BoxArguments& call, const TileAt& tile,
+                                                      const PlaceOfResult* places, char* memory, Value* to,
+                                                      const Finish& finish, const float (&bias)[2],
+                                                      const Sums& sums) {
+    constexpr int kOfPlace = kFolded ? 2 : kJoined, kPass = 64 / kOfPlace, kRowBytes = 128,
+                  kRowVectors = kRowBytes / kVectorBytes, kChannels = kFolded ? 8 : 16,
+                  kAtOnce = kFolded ? 4 : 2;  // vectors of a row
+    static_assert(kOfPlace == 2 || kSums % 8 == 0);
+    const BoxPlan& p = call.plan;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
+    if (first_of_warp >= p.to_channels) return;
+    const std::int64_t step = call.to_strides.c;
+    to += (kFolded ? first_of_warp / 2 : first_of_warp) * step;
+    const unsigned inside_tile = inside(tile, tile.columns[0]);
+    const int channels = (p.to_channels - first_of_warp) / (kFolded ? 2 : 1);
+    // A lane has the address of row r of one of four matrices: of two channels and two vectors, or of four
+    // vectors. A channel's vector v lies at v ^ r, so that rows of a matrix are in all banks. Then a lane has
+    // two results of each channel.
+    const unsigned rows = shared_address(memory) + warp * (16 * kStagedPitch * 4);
+    const int r = lane % 8, matrix = lane / 8, channel_of_row = kFolded ? r : 2 * r + matrix % 2,
+              vector = kOfPlace == 1 ? lane / 4 : lane / 8 * 2 + lane % 2,
+              word = kOfPlace == 1 ? lane % 4 : lane % 8 / 2;
+    const unsigned stored = rows + channel_of_row * kRowBytes +
+                            ((kFolded ? matrix : matrix / 2) ^ r) * kVectorBytes,
+                   loaded = rows + vector * kVectorBytes + word * 4;
+#pragma unroll
+    for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
+      if (!writes(call, pass)) continue;
+      const int place = pass * kPass + lane * (2 / kOfPlace);
+      const PlaceOfResult at = places[min(place, N - 1)];
+      const bool mine = place < N && exists(at, inside_tile);
+#pragma unroll
+      for (int v = 0; v < kRowVectors; v += kAtOnce) {
+        const int first = (pass * kRowVectors + v) / kOfPlace * 4;
+        if (first >= kSums) break;
+        float finished[8];  // of a thread's first channel, then of the second one
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int group = i % 4 / 2, second = i / 4, e = i % 2, joined = kJoined - 1;
+          finished[i] = kJoined == 1
+                            ? (first + group * 4 < kSums ? sums[0][first + group * 4 + second * 2 + e] : 0)
+                            : sums[e * joined][first + second * 2 + group];
+        }
+        finish(finished, bias);
+        std::uint32_t words[4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          const float a = kFolded ? finished[m] : finished[m % 2 * 4 + m / 2 * 2],
+                      b = kFolded ? finished[4 + m] : finished[m % 2 * 4 + m / 2 * 2 + 1];
+          words[m] = __builtin_bit_cast(std::uint32_t, Pack<Value, 2>{convert<Value>(a), convert<Value>(b)});
+        }
+        store_matrices(stored ^ v * kVectorBytes, words);
+      }
+      __syncwarp();
+      std::uint32_t values[kChannels];
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c)
+        values[c] = load_word((loaded ^ (kFolded ? c : c / 2) * kVectorBytes) + c * kRowBytes);
+      __syncwarp();
+      Value* const result = to + at.offset;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) store_if(mine && c < channels, result + c * step, values[c]);
     }
   }
 

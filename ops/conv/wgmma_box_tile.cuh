@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/tensor_map.cuh>
 #include <tapedeck/ops/conv/wgmma_tile.cuh>
@@ -27,6 +28,14 @@ struct BoxArguments {
   int kernel_w;
   const unsigned *largest, *largest_weight;  // two words each (largest.cuh) of what is read and of the
                                              // weights, where these are scaled
+  // Of boxes that the kernel makes (wgmma_box_gather.cuh), if it does.
+  bool gathers;
+  int gather_bytes;  // of shared memory before boxes
+  int piece_bytes;
+  GatheredPieces pieces;
+  // Whether `largest` is a guess (largest.cuh), and whether this is the call that repeats what a wrong one
+  // made.
+  bool largest_is_guess, repeats;
   const void* bias;
   float negative_slope;  // of the results
   void* to;

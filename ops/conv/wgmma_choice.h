@@ -7,8 +7,10 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/operand_copies.h>
@@ -100,38 +102,58 @@ struct MapWay {
   BoxWay boxes;  // of the tensors' own type, or halves
   Plan plan;     // of windows
   WindowsTile windows;
+  double clocks = 0;  // an estimate of the kernel's
+
+  bool gathers() const { return kind != MapKind::windows && boxes.choice.gathers; }
 };
 
+/// What it takes to find the largest magnitude of so many elements.
+inline double largest_clocks(std::int64_t images, bool may_be_sampled) {
+  const bool sampled = may_be_sampled && images >= kLeastSampled;
+  return kKernelClocks + (sampled ? 0 : 4 * static_cast<double>(images) / kCopiedBytes);
+}
+
 /// The way of least clocks to images of `results` from those of a layout, or the one that is forced.
-/// `serve_both`: whether halves serve the weight's gradient, too, if that is computed over boxes.
+/// `serve_both`: whether a copy serves the weight's gradient, too, if that is computed over boxes.
 inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
                       const Factors& f, bool serve_both = OperandCopies::serve_both()) {
   const ConvAlgorithm forced = conv_algorithm();
   MapWay way;
   way.plan = Plan(g, transposed, f.element_bytes);
   way.windows = windows_tile(way.plan, f.parts);
-  const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1;
-  const double of_windows =
-      way.windows.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
-  double clocks = of_windows;  // the least so far
-  BoxWay boxes;
-  if (f.parts == 1) {
-    boxes = known_box_way(g, transposed, f.element_bytes, 1, results, f.element_bytes);
-    if (boxes.choice.places > 0) clocks = std::min(clocks, boxes.choice.clocks);
+  way.clocks = way.windows.clocks;
+  const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1,
+             shared = serve_both && weight_grad_over_boxes(g, f) && !weight_grad_over_rows(g, from, from, f),
+             may_gather = from == Layout::nchw && !have_channels_last(results) && !shared;
+  const std::int64_t x = g.x_shape().count(), y = g.y_shape().count(), images = transposed ? x : y;
+  // Of the ways so far, with what they take more or less than a copy of nchw images.
+  double least = way.clocks + (gaps ? static_cast<double>(y) * kGapClocks / 132 : 0);
+  const auto offer = [&](MapKind kind, const BoxWay& boxes, ConvAlgorithm name, double clocks, double more) {
+    if (boxes.choice.places == 0 || (clocks + more >= least && forced != name)) return;
+    way.kind = kind, way.boxes = boxes, way.clocks = clocks;
+    least = forced == name ? -std::numeric_limits<double>::infinity() : clocks + more;
+  };
+  const auto offer_boxes = [&](MapKind kind, int element_bytes, int parts, ConvAlgorithm name, double more) {
+    const BoxWay boxes = known_box_way(g, transposed, element_bytes, parts, results, f.element_bytes);
+    offer(kind, boxes, name, boxes.choice.clocks, more);
+  };
+  const auto offer_gathered = [&](MapKind kind, int parts) {
+    if (!may_gather) return;
+    const BoxWay boxes = known_box_way(g, transposed, 2, parts, results, f.element_bytes, true);
+    constexpr double kBytes = 2100;  // of memory in a clock
+    const double moved = static_cast<double>(x + y) * f.element_bytes / kBytes,
+                 copied = static_cast<double>(images) * 2 * f.element_bytes / kCopiedBytes + kKernelClocks,
+                 more = f.are_float() ? largest_clocks(images, may_be_sampled(boxes.plan)) : 0;
+    offer(kind, boxes, ConvAlgorithm::gathered, std::max(boxes.choice.clocks, moved), more - copied);
+  };
+  if (f.parts == 1) offer_boxes(MapKind::boxes, f.element_bytes, 1, ConvAlgorithm::boxes, 0);
+  if (!f.are_float()) {
+    offer_gathered(MapKind::boxes, 1);
+  } else if (halves_fit(g, f.halves())) {
+    offer_boxes(MapKind::halves, 2, f.halves(), ConvAlgorithm::halves,
+                halves_clocks(images, from, f.halves(), shared));
+    offer_gathered(MapKind::halves, f.halves());
   }
-  if (f.are_float()) {
-    const BoxWay halves = known_box_way(g, transposed, 2, f.halves(), results, f.element_bytes);
-    const bool shared = serve_both && weight_grad_over_boxes(g, f);
-    const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
-    const double estimate = halves.choice.clocks + halves_clocks(images, from, f.halves(), shared);
-    const bool best = estimate < clocks && forced != ConvAlgorithm::boxes;
-    if (halves.choice.places > 0 && halves_fit(g, f.halves()) && (best || forced == ConvAlgorithm::halves)) {
-      way.kind = MapKind::halves, way.boxes = halves;
-      return way;
-    }
-  }
-  if (boxes.choice.places > 0 && (boxes.choice.clocks < of_windows || forced == ConvAlgorithm::boxes))
-    way.kind = MapKind::boxes, way.boxes = boxes;
   return way;
 }
 

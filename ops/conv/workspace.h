@@ -78,8 +78,10 @@ inline std::int64_t wgmma_map_workspace(const ConvTranspose2dGeometry& g, bool t
   // Weights of folded images have their channels last.
   const bool lie =
       !halves && way.boxes.fold.exists() && box_weights(p, transposed, c.results, 0) != BoxWeights::packed;
-  return (halves ? halves_bytes(images, parts) : channels_last_bytes(images, layout, f.element_bytes)) +
-         (lie ? 0 : static_cast<std::int64_t>(packed_box_bytes(p, c.blocks, parts))) +
+  const std::int64_t copy = way.gathers() ? 0
+                            : halves      ? halves_bytes(images, parts)
+                                          : channels_last_bytes(images, layout, f.element_bytes);
+  return copy + (lie ? 0 : static_cast<std::int64_t>(packed_box_bytes(p, c.blocks, parts))) +
          (c.splits > 1 ? c.splits * sums : 0) + folded_weight_bytes(g, way.boxes.fold, f);
 }
 inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g, Layout layout,

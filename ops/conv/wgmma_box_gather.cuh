@@ -1,0 +1,257 @@
+// Boxes of nchw images, made by warps of the kernel that multiplies them (wgmma_box.cuh), instead of by the
+// tensor memory accelerator from a copy with the channels last:
+//
+//   global --tensor memory accelerator, pieces of rows--> slots --warps, 8x8 matrices transposed--> boxes
+//
+// Of float32 images boxes are scaled halves (scaled_half.cuh), which are made on the way. One thread brings
+// pieces, with what is to become of them; a warp takes every kGatherWarps-th one, and has to know nothing of
+// tiles. The full barrier of a box counts its pieces. (Which lane takes what: box_gather.h.)
+//
+// A box that serves few products costs more to make than to copy: map_way() estimates both.
+#pragma once
+
+#include <tapedeck/ops/conv/box_gather.h>
+#include <tapedeck/ops/conv/scaled_half.cuh>
+#include <tapedeck/ops/conv/wgmma_box_tile.cuh>
+
+namespace tapedeck::cu::conv_gemm {
+
+/// What is to become of a piece in a slot.
+struct alignas(16) GatheredPiece {
+  static constexpr int kEnd = -1;
+  int row;     // where its line's first place begins in the boxes' memory
+  int column;  // of the box, of its first pixel
+  int stage;   // of boxes, or kEnd: there are no more pieces
+  int turn;    // of stages
+};
+
+struct GatherBarriers {
+  Barrier full[kGatherSlots], empty[kGatherSlots];
+  GatheredPiece pieces[kGatherSlots];
+
+  __device__ void initialise() {
+    for (int s = 0; s < kGatherSlots; ++s) full[s].initialise(1), empty[s].initialise(1);
+  }
+};
+
+/// For one thread: brings pieces of all boxes of the block's tiles.
+template <int kJoined>
+__device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts, char* slots,
+                                             GatherBarriers& barriers) {
+  const BoxPlan& p = call.plan;
+  const GatheredPieces& pieces = call.pieces;
+  constexpr unsigned kBarrier = sizeof(Barrier);
+  const unsigned full = shared_address(barriers.full), empty = shared_address(barriers.empty),
+                 memory = shared_address(slots);
+  int stage = 0, turn = 0;
+  unsigned slot = 0, slot_turn = 0;
+  const auto begin_slot = [&](const GatheredPiece& piece) {
+    if (slot_turn > 0) Barrier::wait_at(empty + slot * kBarrier, (slot_turn - 1) & 1);
+    barriers.pieces[slot] = piece;
+  };
+  const auto end_slot = [&] {
+    if (++slot == kGatherSlots) slot = 0, ++slot_turn;
+  };
+#pragma unroll 1
+  for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
+    const BoxTileAt<kJoined> tile(call, t);
+    BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
+#pragma unroll 1
+    for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
+      const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
+      const bool outside = h.origin == kFarOutside || w.origin == kFarOutside;
+      const int first = outside ? 0 : (tile.column + w.origin) << pieces.log_fold,
+                before = pieces.before(first), channel = box.chunk * kVectors * kGatheredElements,
+                first_row = outside ? p.from_h : (tile.row + h.origin) * p.h.step + h.remainder;
+      GatheredPiece piece{stage * parts * call.box_bytes, 0, stage, turn};
+#pragma unroll 1
+      for (int image = 0; image < call.tile.images; ++image) {
+        int y = first_row;
+#pragma unroll 1
+        for (int row = 0; row < call.tile.box_rows; ++row) {
+          piece.column = -before;
+#pragma unroll 1
+          for (int k = 0; k < pieces.each; ++k) {
+            begin_slot(piece);
+            const unsigned barrier = full + slot * kBarrier;
+            Barrier::arrive_and_expect_at(barrier, call.piece_bytes);
+            Barrier::copy_box_at(barrier, memory + slot * kSlotBytes, call.maps[0], first + piece.column, y,
+                                 channel, tile.group, tile.image + image);
+            end_slot();
+            piece.column += pieces.pixels;
+          }
+          y += p.h.step, piece.row += call.tile.pitch * kPixelBytes;
+        }
+      }
+      if (++stage == call.box_stages) stage = 0, ++turn;
+    }
+  }
+#pragma unroll 1
+  for (int warp = 0; warp < kGatherWarps; ++warp, end_slot()) {
+    begin_slot({0, 0, GatheredPiece::kEnd, 0});
+    Barrier::arrive_at(full + slot * kBarrier);
+  }
+}
+
+/// What a warp of kGatherWarps does: makes its share of all boxes.
+template <class Math>
+class BoxGatherer {
+ public:
+  using Value = typename Math::Value;
+  using Element = typename Math::Element;
+  static constexpr int kParts = Math::kOperandParts;
+  using Lane = GatherLane<sizeof(Value)>;
+  static_assert(sizeof(Element) == 2);
+
+  __device__ __forceinline__ BoxGatherer(const BoxArguments& call, char* memory, char* slots, int warp)
+      : call_(call),
+        memory_(shared_address(memory)),
+        slots_(shared_address(slots)),
+        nowhere_(slots_ + kGatherSlots * kSlotBytes + warp * kNowhereBytes + threadIdx.x % 32 * kVectorBytes),
+        lane_(call.pieces, static_cast<int>(threadIdx.x % 32)) {
+    if constexpr (Math::kScaled)
+      scale_ = scale_of(call_.largest_is_guess ? call_.largest[0] : largest_of(call_.largest));
+  }
+
+  __device__ __forceinline__ void run(int warp, GatherBarriers& barriers, Barrier* full, Barrier* empty) {
+    constexpr unsigned kBarrier = sizeof(Barrier);
+    const unsigned full_slots = shared_address(barriers.full), empty_slots = shared_address(barriers.empty),
+                   full_boxes = shared_address(full), empty_boxes = shared_address(empty);
+    unsigned turn = 0;
+#pragma unroll 1
+    for (int slot = warp;;) {
+      Barrier::wait_at(full_slots + slot * kBarrier, turn);
+      const GatheredPiece piece = barriers.pieces[slot];
+      if (piece.stage == GatheredPiece::kEnd) break;
+      if (piece.turn > 0) Barrier::wait_at(empty_boxes + piece.stage * kBarrier, (piece.turn - 1) & 1);
+      transpose<false>(piece, slots_ + slot * kSlotBytes);
+      if constexpr (Math::kScaled)
+        if (__any_sync(~0u, has_large())) repeat(piece, slots_ + slot * kSlotBytes);
+      fence_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        Barrier::arrive_at(empty_slots + slot * kBarrier);
+        Barrier::arrive_at(full_boxes + piece.stage * kBarrier);
+      }
+      if ((slot += kGatherWarps) >= kGatherSlots) slot = warp, turn ^= 1;
+    }
+  }
+
+ private:
+  /// The same of a piece with halves that are too large or not finite. Is the scale a guess, the largest
+  /// magnitude that is beyond it is found.
+  __device__ __forceinline__ void repeat(const GatheredPiece& piece, unsigned slot) {
+    most_ = 0;
+    transpose<true>(piece, slot);
+    if (!call_.largest_is_guess) return;
+    const unsigned of_warp = __reduce_max_sync(~0u, most_);
+    if (threadIdx.x % 32 == 0 && is_beyond(of_warp, call_.largest[0]))
+      atomicMax(const_cast<unsigned*>(call_.largest) + 1, of_warp);
+  }
+  /// Makes a piece's part of a box. kCareful: of scaled halves, of which some may be too large or not finite.
+  template <bool kCareful>
+  __device__ __forceinline__ void transpose(const GatheredPiece& piece, unsigned slot) {
+    large_ = 0;
+    if (call_.pieces.row_bytes == 64) {
+      transpose<kCareful, 64>(piece, slot);
+    } else {
+      transpose<kCareful, 128>(piece, slot);
+    }
+  }
+  template <bool kCareful, int kRowBytes>
+  __device__ __forceinline__ void transpose(const GatheredPiece& piece, unsigned slot) {
+    constexpr int kAtOnce = sizeof(Value) == 2 ? 2 : 1;  // of Lane::kPixels pixels
+    constexpr int kPixels = kAtOnce * Lane::kPixels, kAll = kRowBytes / static_cast<int>(sizeof(Value));
+    const GatheredPieces& pieces = call_.pieces;
+    const int columns = call_.tile.pitch << pieces.log_fold;
+    const unsigned first = lane_.to_of(pieces, memory_ + static_cast<unsigned>(piece.row), piece.column);
+#pragma unroll
+    for (int k = 0; k < kAll / Lane::kPixels; k += kAtOnce) {
+      const int column = piece.column + k * Lane::kPixels;
+      if (column <= -kPixels || column >= columns) continue;
+      unsigned to[kAtOnce];
+      bool has[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        to[i] = Lane::to_next(pieces, first, k + i);
+        has[i] = lane_.has && static_cast<unsigned>(column + i * Lane::kPixels + lane_.pixel) <
+                                  static_cast<unsigned>(columns);
+      }
+      if constexpr (sizeof(Value) == 2) {
+        // Rows of 64 bytes have two matrices of each lane, of the first 4 vectors and the others.
+        constexpr int kMatrices = kRowBytes == 64 ? 2 : 1, kOther = Lane::kVectorsAtOnce;
+        std::uint32_t words[kAtOnce][kMatrices][4];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+          for (int m = 0; m < kMatrices; ++m)
+            load_transposed(slot + lane_.from_of(k + i) + Lane::from_step(kRowBytes, m * kOther),
+                            words[i][m]);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+          for (int m = 0; m < kMatrices; ++m)
+            store_matrices(has[i] ? to[i] ^ m * kOther * kVectorBytes : nowhere_, words[i][m]);
+      } else {
+        unsigned from = slot + lane_.from_of(k);
+        int v = 0;
+        const auto move = [&]<int kCount>() {
+          float2 pairs[kCount][4];
+#pragma unroll
+          for (int i = 0; i < kCount * 4; ++i)
+            pairs[i / 4][i % 4] =
+                load_pair((from ^ i % 2 * Lane::kPairBytes) + Lane::from_step(kRowBytes, i / 2));
+#pragma unroll
+          for (int n = 0; n < kCount; ++n, v += Lane::kVectorsAtOnce) {
+            std::uint32_t words[kParts][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) halves_of<kCareful>(pairs[n][i], i, words);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+              store_transposed(has[0] ? (to[0] ^ v * kVectorBytes) + part * call_.box_bytes : nowhere_,
+                               words[part]);
+          }
+          from += Lane::from_step(kRowBytes, kCount * Lane::kVectorsAtOnce);
+        };
+        if constexpr (kParts == 1) {  // of two parts there are not enough registers
+#pragma unroll 1
+          while (v + 2 * Lane::kVectorsAtOnce <= pieces.vectors) move.template operator()<2>();
+        }
+#pragma unroll 1
+        while (v < pieces.vectors) move.template operator()<1>();
+      }
+    }
+  }
+
+  /// The parts of two pixels, as word i of each.
+  template <bool kCareful>
+  __device__ __forceinline__ void halves_of(float2 x, int i, std::uint32_t (&words)[kParts][4]) {
+    if (kCareful && call_.largest_is_guess) most_ = max(most_, max(magnitude(x.x), magnitude(x.y)));
+    x.x *= scale_, x.y *= scale_;
+    const std::uint32_t halves = pair_of_halves(x);
+    words[0][i] = halves;
+    if constexpr (!kCareful) large_ = larger_halves(large_, halves);
+    if constexpr (kParts == 2) {
+      const float2 first = floats_of_halves(halves);
+      float2 rest = make_float2(x.x - first.x, x.y - first.y);
+      if constexpr (kCareful) {
+        if (!isfinite(rest.x)) rest.x = 0;
+        if (!isfinite(rest.y)) rest.y = 0;
+      }
+      words[1][i] = pair_of_halves(rest);
+    }
+  }
+  /// Whether a half of the piece is 2^15 or more, which a right scale lets only infinities be.
+  __device__ __forceinline__ bool has_large() const {
+    return (((large_ & 0x7fff7fffu) + 0x08000800u) & 0x80008000u) != 0;
+  }
+
+  const BoxArguments& call_;
+  const unsigned memory_, slots_, nowhere_;
+  const Lane lane_;
+  float scale_ = 1;
+  // The largest magnitude of a repeated piece; and those of a piece's halves, with signs of no meaning.
+  unsigned most_ = 0, large_ = 0;
+};
+
+}  // namespace tapedeck::cu::conv_gemm
