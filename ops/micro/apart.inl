@@ -1,4 +1,5 @@
-// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several vectors.
+// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several
+// vectors.
 
 #if !defined(TAPEDECK_SMALL)
 /// Rows of a tile: elements of A, each of which meets V vectors.
@@ -16,6 +17,7 @@ class ApartRows {
  public:
   ApartRows(const T* first, std::int64_t step)
       : step_(step * static_cast<std::int64_t>(sizeof(T))),
+        two_(2 * step_),
         three_(3 * step_),
         five_(5 * step_),
         seven_(7 * step_),
@@ -23,19 +25,21 @@ class ApartRows {
         high_(low_ + 8 * step_) {}
   void advance(std::int64_t elements) {
     low_ += elements * static_cast<std::int64_t>(sizeof(T));
-    if constexpr (M > 8) high_ += elements * static_cast<std::int64_t>(sizeof(T));
+    __asm__("" : "+r"(low_));
+    if constexpr (M > 8) {
+      high_ += elements * static_cast<std::int64_t>(sizeof(T));
+      __asm__("" : "+r"(high_));
+    }
   }
   /// Before each use of at(): sums and products of steps are not worth registers.
-  void refresh() {
-    __asm__("" : "+r"(step_), "+r"(three_), "+r"(five_), "+r"(seven_));
-  }
+  void refresh() { __asm__("" : "+r"(step_), "+r"(two_), "+r"(three_), "+r"(five_), "+r"(seven_)); }
   template <int m>
   Vector<T> at() const {
     const char* const p = m < 8 ? low_ : high_;
     constexpr int k = m % 8;
     const char* q = p;
     if constexpr (k == 1) q = p + step_;
-    if constexpr (k == 2) q = p + 2 * step_;
+    if constexpr (k == 2) q = p + two_;
     if constexpr (k == 3) q = p + three_;
     if constexpr (k == 4) q = p + 4 * step_;
     if constexpr (k == 5) q = p + five_;
@@ -45,13 +49,14 @@ class ApartRows {
   }
 
  private:
-  std::int64_t step_, three_, five_, seven_;
+  std::int64_t step_, two_, three_, five_, seven_;
   const char *low_, *high_;
 };
 
 template <class T, int V, int M>
 void rows_apart_tile(const ApartTask<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
+  const std::int64_t a_run = t.a_run, b_step = t.b_step;
   T* const c = t.c + first * t.c_step;
   Vector<T> sums[M][V];
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -60,18 +65,18 @@ void rows_apart_tile(const ApartTask<T>& t, std::int64_t first, Asking& asking) 
   for (const Run *run = t.runs, *end = run + t.run_count; run != end; ++run) {
     ApartRows<T, M> rows(t.a + run->a + first * t.a_step, t.a_step);
     const T* panel = t.b + run->b;
-    for (std::int64_t k = 0; k < run->length;) {
+    for (std::int64_t left = run->length; left > 0; left -= kSpell) {
       asking.spell();
-      for (const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell; k < stop; ++k) {
+      for (const T* const stop = panel + (left < kSpell ? left : kSpell) * b_step; panel != stop;) {
         rows.refresh();
         Vector<T> b[V];
         TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = load(panel + v * L);
-        panel += t.b_step;
+        panel += b_step;
         for_each_constant<M>([&]<int m>() __attribute__((always_inline)) {
           const Vector<T> x = rows.template at<m>();
           TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * b[v];
         });
-        rows.advance(t.a_run);
+        rows.advance(a_run);
       }
     }
   }
@@ -94,6 +99,7 @@ void rows_apart(const ApartTask<T>& t) {
 template <class T, int V, int M>
 void outer_apart_tile(const ApartTask<T>& t, std::int64_t first, Asking& asking) {
   constexpr int L = kLanes<T>;
+  const std::int64_t a_run = t.a_run, b_step = t.b_step;
   T* const c = t.c + first * t.c_step;
   Vector<T> sums[M][V];
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
@@ -104,18 +110,18 @@ void outer_apart_tile(const ApartTask<T>& t, std::int64_t first, Asking& asking)
     ApartRows<T, M> rows(t.a + run->a + first * t.a_step, t.a_step);
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) b[v] = t.b + run->b + t.offsets[v];
     std::int64_t at = 0;
-    for (std::int64_t k = 0; k < run->length;) {
+    for (std::int64_t left = run->length; left > 0; left -= kSpell) {
       asking.spell();
-      for (const std::int64_t stop = run->length - k < kSpell ? run->length : k + kSpell; k < stop; ++k) {
+      for (const std::int64_t stop = at + (left < kSpell ? left : kSpell) * b_step; at != stop;) {
         rows.refresh();
         Vector<T> lanes[V];
         TAPEDECK_UNROLL for (int v = 0; v < V; ++v) lanes[v] = load(b[v] + at);
-        at += t.b_step;
+        at += b_step;
         for_each_constant<M>([&]<int m>() __attribute__((always_inline)) {
           const Vector<T> x = rows.template at<m>();
           TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] += x * lanes[v];
         });
-        rows.advance(t.a_run);
+        rows.advance(a_run);
       }
     }
   }

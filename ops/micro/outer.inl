@@ -10,16 +10,18 @@ template <class T, int V, int M>
   TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {
     TAPEDECK_UNROLL for (int v = 0; v < V; ++v) sums[m][v] = load(c + m * t.c_step + v * L);
   }
-  // In variables: what is asked for is written meanwhile, and might be they, for all that is known here.
+  // In variables: what is asked for is written meanwhile, and might be they, for all that is known here. Steps
+  // are counted by where B is: beside another thread of the core, instructions are what takes time.
   const std::int64_t count = t.counts[2], a_step = t.a_step[2], b_step = t.b_step[2], rows = t.counts[1],
                      a_row = t.a_step[1] - count * a_step, b_row = t.b_step[1] - count * b_step;
+  const std::int64_t parts = spells(count), spell = kSpell * b_step,
+                     rest = (count - (parts - 1) * kSpell) * b_step;
   for (std::int64_t i = 0; i < t.counts[0]; ++i) {
     const T *a = t.a + first + i * t.a_step[0], *b = t.b + i * t.b_step[0];
     for (std::int64_t j = 0; j < rows; ++j, a += a_row, b += b_row) {
-      for (std::int64_t k = 0; k < count;) {
+      for (std::int64_t left = parts; left > 0; --left) {
         asking.spell();
-        for (const std::int64_t stop = count - k < kSpell ? count : k + kSpell; k < stop;
-             ++k, a += a_step, b += b_step) {
+        for (const T* const stop = b + (left > 1 ? spell : rest); b != stop; a += a_step, b += b_step) {
           Vector<T> lanes[V];
           TAPEDECK_UNROLL for (int v = 0; v < V; ++v) lanes[v] = load(b + v * L);
           TAPEDECK_UNROLL for (int m = 0; m < M; ++m) {

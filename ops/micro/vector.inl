@@ -180,8 +180,9 @@ template <class T, int M, int V, class Factor, class Load>
 template <int MaxRows, class F>
 inline void for_each_tile(std::int64_t rows, F f) {
   const std::int64_t tiles = (rows + MaxRows - 1) / MaxRows;
+  const std::int64_t least = tiles == 0 ? 0 : rows / tiles, larger = rows - tiles * least;
   for (std::int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-    const std::int64_t size = (rows - first + tiles - tile - 1) / (tiles - tile);
+    const std::int64_t size = least + (tile < larger ? 1 : 0);
     with_constant<MaxRows>(size, [&]<int M>() { f.template operator()<M>(first); });
     first += size;
   }
