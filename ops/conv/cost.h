@@ -97,7 +97,7 @@ struct InPlaceCost {
   double plain() const {
     if (!is_worth_it()) return kHasInPlace ? kForced : kNever;
     constexpr double kProducts[] = {0, 1.41, 1.25, 1.09, 1.09};  // of so many vectors
-    const double blocks = vectors_of(g.group_co(), kInPlaceChannels),
+    const double blocks = vectors_of(g.group_co(), in_place_channels<T>(g)),
                  places = static_cast<double>(fold.axis.in * lanes), pairs = static_cast<double>(g.h.pairs()),
                  segments = static_cast<double>(plain_plan(fold.axis).segments.size());
     const double sums = images() * pairs * blocks * places, calls = images() * pairs /

@@ -108,7 +108,8 @@ class InPlace {
     const std::int64_t left = std::clamp<std::int64_t>(fold_.axis.output(first, 0), 0, g_.w.out);
     const std::int64_t right =
         std::clamp<std::int64_t>(fold_.axis.output(last - 1, fold_.axis.kernel - 1) + 1, left, g_.w.out);
-    for (; t < end; ++t) append_lines(row_of(y, n, group, t, o) + left, right - left, lines);
+    const T* const rows = row_of(y, n, group, t, o) + left;
+    for (std::int64_t i = 0; i < end - t; ++i) append_lines(rows + i * plane_, right - left, lines);
   }
 
   /// Calls f(first, vectors, offsets) for vectors of slots that follow each other: vectors [first, first +
@@ -153,7 +154,7 @@ class InputGrad : InPlace<T> {
         places_(parts_of(g.w.in, chunks_) + fold_.columns - 1),
         bands_(std::min(g.h.in, std::max(parts_of(g.h.in, kBandRows),
                                          kItems / std::max<std::int64_t>(1, g.n * g.groups * chunks_)))),
-        blocks_(parts_of(g.group_co(), kInPlaceChannels)),
+        blocks_(parts_of(g.group_co(), in_place_channels<T>(g))),
         weights_(packed(w)) {}
 
   void run() {
@@ -239,25 +240,30 @@ class InputGrad : InPlace<T> {
                 {g_.groups, g_.group_ci(), g_.group_co(), g_.h.kernel, g_.w.kernel, g_.h.tap_step(),
                  g_.w.stride, fold_.columns}};
     return made_of<T>(w, std::move(key), [&] {
-      const std::int64_t ci = g_.group_ci(), co = g_.group_co(), taps = g_.h.kernel * g_.w.kernel;
+      constexpr std::int64_t kTogether = 16;  // channels of y
+      const std::int64_t ci = g_.group_ci(), co = g_.group_co(), taps = g_.h.kernel * g_.w.kernel,
+                         steps = parts_of(co, kTogether);
       const Scratch<T> to(g_.groups * this->group_count_);
       parallel_for(
-          g_.groups * co, 1 + (1 << 13) / (this->group_count_ / co),
+          g_.groups * steps, 1 + (1 << 13) / (this->group_count_ / steps),
           [&](std::int64_t begin, std::int64_t end) {
+            std::vector<std::int64_t> offsets(static_cast<std::size_t>(kTogether * taps));
             for (std::int64_t i = begin; i < end; ++i) {
-              const std::int64_t group = i / co, t = i % co;
-              for (std::int64_t slot = 0; slot < g_.h.kernel; ++slot) {
-                for (std::int64_t r = 0; r < fold_.axis.kernel; ++r) {
-                  std::fill_n(to.data() + this->index(group, slot, r, t), fold_.width, T(0));
+              const std::int64_t group = i / steps, first = part(co, i % steps, steps),
+                                 count = part(co, i % steps + 1, steps) - first;
+              for (std::int64_t t = first; t < first + count; ++t) {
+                for (std::int64_t slot = 0; slot < g_.h.kernel; ++slot) {
+                  for (std::int64_t r = 0; r < fold_.axis.kernel; ++r) {
+                    std::fill_n(to.data() + this->index(group, slot, r, t), fold_.width, T(0));
+                  }
                 }
+                this->for_each_tap([&](std::int64_t kh, std::int64_t k, std::int64_t r, std::int64_t lane) {
+                  offsets[static_cast<std::size_t>((t - first) * taps + kh * g_.w.kernel + k)] =
+                      this->index(group, this->h_.slot_of_tap[static_cast<std::size_t>(kh)], r, t) + lane;
+                });
               }
-              this->for_each_tap([&](std::int64_t kh, std::int64_t k, std::int64_t r, std::int64_t lane) {
-                const T* const from = w.data<T>() + (group * ci * co + t) * taps + kh * g_.w.kernel + k;
-                T* const place =
-                    to.data() + this->index(group, this->h_.slot_of_tap[static_cast<std::size_t>(kh)], r, t) +
-                    lane;
-                for (std::int64_t c = 0; c < ci; ++c) place[c] = from[c * co * taps];
-              });
+              kernels_.transpose({w.data<T>() + (group * ci * co + first) * taps, co * taps, ci, count * taps,
+                                  to.data(), 0, offsets.data()});
             }
           });
       return to;

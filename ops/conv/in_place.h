@@ -44,7 +44,14 @@ struct FoldedAxis {
   std::int64_t width;        // elements of a place, in whole vectors
 };
 
-constexpr std::int64_t kInPlaceChannels = 24;  // of y that the input gradient takes at a time: whole tiles
+/// Channels of y that the input gradient takes at a time. For each of these blocks the sums are loaded and
+/// stored and kernels are called, but rows of a block stay in a second cache, beside those that are read
+/// next, where all of them share its sets, too.
+template <class T>
+std::int64_t in_place_channels(const ConvTranspose2dGeometry& g) {
+  constexpr std::int64_t kFewest = 24, kMost = 48, kBytes = 48 << 10;
+  return std::clamp<std::int64_t>(kBytes / (g.w.out * static_cast<std::int64_t>(sizeof(T))), kFewest, kMost);
+}
 
 /// Parts of so many sums of the weight gradient, where there are so many bands.
 template <class T>

@@ -1,5 +1,7 @@
-// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several
-// vectors.
+// Products with elements of A that lie apart, anywhere in a tensor: each is broadcast and meets several vectors.
+//
+// Steps are counted by where B is, and addresses have registers: 23 instructions for 12 products. Where another
+// thread shares the core, as another guest's does on a virtual machine, they are what takes time.
 
 #if !defined(TAPEDECK_SMALL)
 /// Rows of a tile: elements of A, each of which meets V vectors.
@@ -32,7 +34,9 @@ class ApartRows {
     }
   }
   /// Before each use of at(): sums and products of steps are not worth registers.
-  void refresh() { __asm__("" : "+r"(step_), "+r"(two_), "+r"(three_), "+r"(five_), "+r"(seven_)); }
+  void refresh() {
+    __asm__("" : "+r"(step_), "+r"(two_), "+r"(three_), "+r"(five_), "+r"(seven_));
+  }
   template <int m>
   Vector<T> at() const {
     const char* const p = m < 8 ? low_ : high_;
