@@ -195,6 +195,22 @@ TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
   set_num_threads(before);
 }
 
+// Sums of a group, and the pixels that are copied for them, fit a second cache of 512 KiB together; not where
+// smaller bands would copy rows of y twice.
+TEST(ConvKernels, PixelsLeaveSumsTheirPlace) {
+  for (const std::int64_t kernel_h : {1, 2}) {
+    const auto g =
+        conv_transpose2d_geometry(Tensor::empty({16, 256, 32, 4}), Tensor::empty({256, 128, kernel_h, 3}), {},
+                                  {.stride = {1, 3}, .groups = 2});
+    const cpu::ReadRows read(g);
+    const cpu::SumParts parts(read.geometry, cpu::sums_of(read.geometry, 8), sizeof(float));
+    EXPECT_EQ(parts.passes, 2);
+    const std::int64_t sums = 128 * 128 * 3 * kernel_h,
+                       pixels = 128 * (parts.band * 4 + parts.rows_of_y(parts.band) * read.geometry.w.out);
+    EXPECT_EQ((sums + pixels) * 4 <= 448 << 10, kernel_h == 1);
+  }
+}
+
 // The weight gradient takes one group after the other where each has many channels: in bands, in parts of
 // images, with steps that leave rows of y out, and where groups are the only items that threads can share.
 TEST(ConvKernels, GroupsAreAddedOneAfterTheOther) {
@@ -205,6 +221,10 @@ TEST(ConvKernels, GroupsAreAddedOneAfterTheOther) {
         LayerCase{"two groups", {9, 32, 12, 10}, {32, 24, 3, 3}, {.stride = 2, .padding = 1, .groups = 2}},
         LayerCase{
             "far rows", {8, 32, 16, 10}, {32, 12, 1, 3}, {.stride = {4, 3}, .dilation = {1, 3}, .groups = 4}},
+        LayerCase{"far rows of a line",
+                  {24, 32, 16, 4},
+                  {32, 12, 1, 3},
+                  {.stride = {4, 3}, .dilation = {1, 3}, .groups = 4}},
         LayerCase{"an image",
                   {1, 128, 9, 11},
                   {128, 16, 1, 5},

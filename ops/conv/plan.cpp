@@ -6,7 +6,7 @@ namespace tapedeck::cpu {
 
 namespace {
 
-constexpr std::int64_t kNarrow = 32;    // pixels of a row
+constexpr std::int64_t kNarrow = 16;    // pixels of a row
 constexpr std::int64_t kLeastStep = 3;  // between rows
 
 /// Collects positions first, first + step, ... below `to` into segments.

@@ -19,14 +19,19 @@ struct SumParts {
       return std::max<std::int64_t>(
           1, size * (g.ci * rows * g.w.in + g.co * rows_of_y(rows) * g.w.out) / passes);
     };
-    band = band_of(g.h.in, 1, kPartBytes, bytes);
+    // Where the sums of a group stay in the cache of a core, its pixels leave them their place, but not by
+    // bands that copy the same rows of y.
+    const std::int64_t of_group = sums * size / passes;
+    const std::int64_t copied =
+        of_group > kPartBytes ? kPartBytes : std::clamp(kNearBytes - of_group, kLeastCopied, kPartBytes);
+    band = band_of(g.h.in, 1, (g.h.kernel - 1) * g.h.dilation < g.h.stride ? copied : kPartBytes, bytes);
     // Parts that make kParts items: of eight groups and more, one is enough.
     const std::int64_t least = (kParts + passes - 1) / passes;
     const auto bands_of_all = [&] { return g.n * ((g.h.in + band - 1) / band); };
     while (passes > 1 && least > 1 && band > 1 && bands_of_all() < kParts / 2) band = (band + 1) / 2;
     bands = band == 0 ? 0 : (g.h.in + band - 1) / band;
     together =
-        bands > 1 ? 1 : std::clamp<std::int64_t>(kPartBytes / bytes(band), 1, std::max<std::int64_t>(1, g.n));
+        bands > 1 ? 1 : std::clamp<std::int64_t>(copied / bytes(band), 1, std::max<std::int64_t>(1, g.n));
     const std::int64_t most = std::min({kParts, kSumBytes / (sums * size), g.n * bands});
     const double flops = g.flops() / static_cast<double>(sums);
     // Either the sums of a group stay in the cache of a core, or are gone over once; or parts are worth
@@ -54,7 +59,9 @@ struct SumParts {
   std::int64_t together;     // or images
 
   static constexpr std::int64_t kPartBytes = 384 << 10;  // of copied rows of a part; of a group's sums
-  static constexpr std::int64_t kSumBytes = 8 << 20;     // of the sums of all parts
+  static constexpr std::int64_t kNearBytes = 448 << 10;  // of both, in the smallest second cache
+  static constexpr std::int64_t kLeastCopied = 160 << 10;
+  static constexpr std::int64_t kSumBytes = 8 << 20;  // of the sums of all parts
   static constexpr std::int64_t kParts = 8;
   static constexpr double kFlopsOfSum = 1280;      // of each sum of a part: they pay for its way
   static constexpr double kLeastFlopsOfSum = 256;  // or there are no parts
