@@ -171,7 +171,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     const int at_once = results == BoxResults::pairs && p.joined == 1 ? 64 : 32;
     parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
                      channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks),
-                     begins_whole ? 0 : at_once, places};
+                     begins_whole || gaps ? 0 : at_once, places};
   }
   // What a tile's place takes, of which each of two warpgroups has one at a time.
   const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *

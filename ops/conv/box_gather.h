@@ -141,7 +141,7 @@ inline bool can_gather(const BoxPlan& p, int fold, int value_bytes) {
 
 /// About how many clocks it takes to make a box of so many parts.
 inline double gather_clocks(const GatheredPieces& pieces, int parts, int value_bytes) {
-  const double of_slot = value_bytes == 2 ? 220 : parts == 1 ? 250 : 400;
+  const double of_slot = value_bytes == 2 ? 220 : parts == 1 ? 290 : 400;
   return pieces.all() * (of_slot * pieces.bytes() / kSlotBytes + 60);
 }
 
