@@ -1,5 +1,5 @@
-// Boxes that warps make of nchw images (ops/conv/box_gather.h), without a GPU: what all lanes of all items
-// store, against the pixels that the tensor memory accelerator would bring of a copy.
+// Boxes that warps make of nchw images (ops/conv/box_gather.h), without a GPU: what all lanes store of all
+// pieces, against the pixels that the tensor memory accelerator would bring of a copy.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -224,7 +224,8 @@ TEST(ConvBoxGather, OfFoldedColumns) {
   EXPECT_GT(of_two, 30);
 }
 
-/// Lanes that write at once meet all banks of a box, and 8 that load at once those of a slot.
+/// Lanes that write at once meet all banks of a box, and 8 that load at once those of a slot, or of float32
+/// in long rows half of them.
 TEST(ConvBoxGather, MeetsAllBanks) {
   const auto check = []<int kValueBytes>(int vectors, int log_fold) {
     GatheredPieces pieces;

@@ -439,7 +439,6 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           if (places > most_places(parts, p.joined)) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
           const bool gathers = i % 2 == 0 && i % 7 > 1 && i % 13 < 6 && can_gather(p, 1, 2);
-
           const BoxChoice choice =
               box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns, gathers);
           if (choice.places == 0) continue;

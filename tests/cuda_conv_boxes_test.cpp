@@ -107,9 +107,11 @@ TEST_F(CudaConvBoxes, AllWidths) {
       for (Layout layout : {Layout::nchw, Layout::nhwc}) {
         const std::int64_t kernel = stride == 1 ? 3 : 4;
         const ConvTranspose2dOptions options{.stride = stride, .padding = 1};
-        const Tensor x = randn({5, 64, size, size + 1}).to(layout), w = randn({64, 72, kernel, kernel});
+        const Tensor w = randn({64, 72, kernel, kernel});
         for (const OverBoxes& way : kOverBoxes) {
-          if (way.algorithm == ConvAlgorithm::gathered && layout == Layout::nhwc) continue;
+          const bool gathers = way.algorithm == ConvAlgorithm::gathered;
+          if (gathers && layout == Layout::nhwc) continue;
+          const Tensor x = randn({5, 64, size, gathers ? (size + 7) / 8 * 8 : size + 1}).to(layout);
           for (Layout of_weight : {Layout::nchw, Layout::nhwc}) {
             SCOPED_TRACE(concat(size, " stride ", stride, " ", layout, " ", way, " weight ", of_weight));
             if (share.takes_next())
@@ -453,12 +455,6 @@ TEST_F(CudaConvBoxes, ManyTaps) {
 // columns of few channels; and views that are not aligned, whose boxes are of a copy after all.
 TEST_F(CudaConvBoxes, GatheredFromNchw) {
   int gathered = 0;
-  struct Layer {
-    Shape x;
-    std::int64_t co;
-    Size2 kernel;
-    ConvTranspose2dOptions options;
-  };
   Share share;
   for (const Layer& l :
        {Layer{{3, 64, 33, 64}, 64, {3, 3}, {}}, Layer{{3, 64, 33, 72}, 72, {3, 7}, {.padding = {1, 3}}},
@@ -473,8 +469,12 @@ TEST_F(CudaConvBoxes, GatheredFromNchw) {
         Layer{{4, 32, 20, 24}, 64, {3, 3}, {.stride = {5, 1}, .padding = {1, 2}, .dilation = 2}},
         Layer{{3, 32, 60, 128}, 32, {3, 3}, {.padding = 1}},
         Layer{{3, 32, 30, 256}, 32, {3, 7}, {.padding = {1, 3}}},
-        Layer{{3, 16, 40, 64}, 16, {5, 5}, {.padding = 2}},
-        Layer{{37, 64, 1, 8}, 72, {2, 2}, {.stride = 2}}}) {
+        Layer{{3, 16, 40, 64}, 16, {5, 5}, {.padding = 2}}, Layer{{37, 64, 1, 8}, 72, {2, 2}, {.stride = 2}},
+        // Of many places: 192, 208 and 240, 160 and 208, of joined phases 96 and 112, 160, 208 and 256.
+        Layer{{9, 64, 64, 128}, 64, {3, 3}, {.padding = 1}}, Layer{{3, 64, 60, 512}, 64, {3, 3}, {}},
+        Layer{{9, 32, 60, 256}, 32, {3, 3}, {.padding = 1}},
+        Layer{{9, 64, 32, 64}, 64, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{5, 96, 70, 512}, 96, {3, 3}, {.padding = 1}}}) {
     for (const std::int64_t first : {0, 1}) {  // what does not begin at 16 bytes is copied
       for (const OverBoxes& way : kOverBoxes) {
         if (way.algorithm != ConvAlgorithm::gathered || !share.takes_next()) continue;

@@ -16,12 +16,13 @@ inline constexpr int kConsumerThreads = 256, kWarpgroup = 128;
 inline constexpr int kMostStages = 8;
 inline constexpr int kBlockBytes = kBlockChannels * kPixelBytes;  // of a tap's weights
 // Results in shared memory, but for boxes. In nchw a warp has rows of places, one for each of 16 channels, or
-// of 8 channels and pairs; with the channels last a warpgroup has rows of 64 channels, one for each place.
-// Pitches are such that 32 threads meet 32 banks.
+// of 8 channels and pairs, of 16-bit pairs 64 results of 16 channels; with the channels last a warpgroup has
+// rows of 64 channels, one for each place. Pitches are such that 32 threads meet 32 banks.
 inline constexpr int kStagedPlaces = 32, kStagedPitch = 40;  // in words
 inline constexpr int kPairedPitch = 72, kJoinedPitch = 80;
 inline constexpr int kStagedBytes = kConsumerThreads / 32 * 16 * kStagedPitch * 4;
 static_assert(8 * kJoinedPitch <= 16 * kStagedPitch && 8 * kPairedPitch <= 16 * kStagedPitch);
+static_assert(16 * 128 <= 16 * kStagedPitch * 4 && 16 * kStagedPitch * 4 % 128 == 0);  // of 16-bit pairs
 inline constexpr int kPlaceBytes = 16;  // of where a place's result is
 
 /// Places of a warpgroup that kernels are compiled for, up to most_places().
@@ -168,10 +169,13 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * p.joined * folded,
               channels = std::min(p.to_channels, kBlockChannels * blocks) / folded;
     const bool begins_whole = !gaps && p.w.most() * of_column % kSectorBytes == 0;
-    const int at_once = results == BoxResults::pairs && p.joined == 1 ? 64 : 32;
+    // Joined phases are compared with phases that are not, and with gaps, of which this is not known.
+    const int at_once = gaps || p.joined == 2 || results == BoxResults::folds ? 0
+                        : results == BoxResults::pairs                        ? 64
+                                                                              : 32;
     parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
                      channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks),
-                     begins_whole || gaps ? 0 : at_once, places};
+                     begins_whole ? 0 : at_once, places};
   }
   // What a tile's place takes, of which each of two warpgroups has one at a time.
   const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *
@@ -213,6 +217,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   };
   while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes - (gathers ? kGatherBytes : 0))
     --c.box_stages;
+  // Where each warp makes every second box alone, it makes all boxes of a stage, or none: else in turns it
+  // could take a stage for left that was left once less.
+  if (gathers && in_turns && c.box_stages == 3 && GatheredPieces(p, t, p.folded_from, value_bytes).all() == 1)
+    c.box_stages = 2;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
   // Results as boxes take the room of weights, without which a warpgroup cannot lead.

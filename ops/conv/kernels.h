@@ -23,7 +23,8 @@
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
-//                gradients may take then, too; columns of few channels are folded there (fold.h); or with
+//                gradients may take then, too; of nchw images both without a copy (box_gather.h), which
+//                `gathered` forces; columns of few channels are folded there (fold.h); or with
 //                operands gathered for each tap (wgmma_choice.cuh). Weight gradients of 16 bits in nchw also
 //                over rows as they lie (row_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.

@@ -342,13 +342,7 @@ __device__ __forceinline__ void store_transposed(unsigned shared, const std::uin
                : "memory");
 }
 
-__device__ __forceinline__ void store_vector(unsigned shared, const uint4& x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
-/// For a thread that has written shared memory: what is stored or multiplied from there later
-/// sees it.
+/// For a thread that has written shared memory: what is stored or multiplied from there later sees it.
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

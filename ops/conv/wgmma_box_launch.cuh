@@ -348,6 +348,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (!Math::kScaled && strides.last)
     call.weights = box_weights(plan, transposed, choice.results, reinterpret_cast<std::uintptr_t>(w.read()));
   const bool lie = call.weights != BoxWeights::packed;
+  check(!lie || !gathers, "conv: weights that lie are not for boxes of nchw images");
   if (lie) call.maps[kMaxPlanes] = weight_map(w, plan.groups, kWeightRows);
   call.in_order = lie || (have_channels_last(choice.results) && plan.joined == 1 && sizeof(T) == 2);
   call.blocks = choice.blocks;

@@ -2,9 +2,10 @@
 // results written.
 //
 // Results go through shared memory: with the channels last a warpgroup writes whole pixels by 16 bytes a
-// thread; in nchw a warp writes 32 places of a channel at once. Where that can be, threads hand results to
-// the tensor memory accelerator instead: 16-bit rows of pixels, or in nchw all of a tile with whole rows. Of
-// folded columns (fold.h) a thread has neighbours in nchw, which it writes as it has them.
+// thread; in nchw a warp writes 32 places of a channel at once, of 16-bit pairs 32 pairs. Where that can be,
+// threads hand results to the tensor memory accelerator instead: 16-bit rows of pixels, or in nchw all of a
+// tile with whole rows. Of folded columns (fold.h) a thread has neighbours in nchw, which it writes as it has
+// them.
 //
 // A timeline (clocks of an H200, read in the kernel) showed that both warpgroups come to write at the same
 // time, 3,000 to 5,000 clocks a tile by loops of loads and stores, while tensor cores wait: stages are too
@@ -442,10 +443,10 @@ struct BoxOutput {
                                                       const PlaceOfResult* places, char* memory, Value* to,
                                                       const Finish& finish, const float (&bias)[2],
                                                       const Sums& sums) {
-    constexpr int kOfPlace = kFolded ? 2 : kJoined, kPass = 64 / kOfPlace, kRowBytes = 128,
+    constexpr int kOfPlaceHere = kFolded ? 2 : kJoined, kPass = 64 / kOfPlaceHere, kRowBytes = 128,
                   kRowVectors = kRowBytes / kVectorBytes, kChannels = kFolded ? 8 : 16,
                   kAtOnce = kFolded ? 4 : 2;  // vectors of a row
-    static_assert(kOfPlace == 2 || kSums % 8 == 0);
+    static_assert(kOfPlaceHere == 2 || kSums % 8 == 0);
     const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first_of_warp = first_channel(call, tile) + channel_of_warp(call);
@@ -459,20 +460,20 @@ struct BoxOutput {
     // two results of each channel.
     const unsigned rows = shared_address(memory) + warp * (16 * kStagedPitch * 4);
     const int r = lane % 8, matrix = lane / 8, channel_of_row = kFolded ? r : 2 * r + matrix % 2,
-              vector = kOfPlace == 1 ? lane / 4 : lane / 8 * 2 + lane % 2,
-              word = kOfPlace == 1 ? lane % 4 : lane % 8 / 2;
+              vector = kOfPlaceHere == 1 ? lane / 4 : lane / 8 * 2 + lane % 2,
+              word = kOfPlaceHere == 1 ? lane % 4 : lane % 8 / 2;
     const unsigned stored = rows + channel_of_row * kRowBytes +
                             ((kFolded ? matrix : matrix / 2) ^ r) * kVectorBytes,
                    loaded = rows + vector * kVectorBytes + word * 4;
 #pragma unroll
     for (int pass = 0; pass < (N + kPass - 1) / kPass; ++pass) {
       if (!writes(call, pass)) continue;
-      const int place = pass * kPass + lane * (2 / kOfPlace);
+      const int place = pass * kPass + lane * (2 / kOfPlaceHere);
       const PlaceOfResult at = places[min(place, N - 1)];
       const bool mine = place < N && exists(at, inside_tile);
 #pragma unroll
       for (int v = 0; v < kRowVectors; v += kAtOnce) {
-        const int first = (pass * kRowVectors + v) / kOfPlace * 4;
+        const int first = (pass * kRowVectors + v) / kOfPlaceHere * 4;
         if (first >= kSums) break;
         float finished[8];  // of a thread's first channel, then of the second one
 #pragma unroll

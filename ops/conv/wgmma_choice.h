@@ -144,7 +144,7 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
     const double moved = static_cast<double>(x + y) * f.element_bytes / kBytes,
                  copied = static_cast<double>(images) * 2 * f.element_bytes / kCopiedBytes + kKernelClocks,
                  more = f.are_float() ? largest_clocks(images, may_be_sampled(boxes.plan)) : 0;
-    offer(kind, boxes, ConvAlgorithm::gathered, std::max(boxes.choice.clocks, moved), more - copied);
+    offer(kind, boxes, ConvAlgorithm::gathered, std::max(boxes.choice.clocks, moved) + more, -copied);
   };
   if (f.parts == 1) offer_boxes(MapKind::boxes, f.element_bytes, 1, ConvAlgorithm::boxes, 0);
   if (!f.are_float()) {
