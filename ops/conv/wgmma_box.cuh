@@ -40,9 +40,9 @@
 // Boxes of nchw images, whose rows are whole vectors, may be made by two warps of the kernel, from pieces of
 // rows that the accelerator brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower:
 // transposing loads of 16 bytes to registers, which wait for each other; 4 bytes along rows by cp.async, 370
-// instructions for 64 columns of 32 channels where now it is 155; the same by seven warps. So what counted
-// was instructions. Then results: with their pieces and boxes' weights in fewer stages both warpgroups write
-// at the same time, and rows that begin anywhere are slow to write in parts (PartsOfRows in box_plan.h).
+// instructions for 64 columns of 32 channels where now it is some 155; the same by seven warps. What mattered
+// then: room for a third stage of weights (kb57 in bfloat16 on an H100 1.82 -> 1.61 ms, four slots for pieces
+// instead of six), and that rows which begin anywhere are slow to write in parts (PartsOfRows in box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:

@@ -11,8 +11,7 @@
 //
 // On an H100, of the time with a copy, forward (layers of bench/conv_shapes.h): in bfloat16 kb57 0.55, kb71
 // 0.63, kb65 0.77, kb69 0.88; as scaled halves in TF32 0.82 (kb57), 0.89 (kb65), 0.90 (kb69), in two parts
-// 0.88 (kb57), 0.95 (kb69), 1.04 (kb65). In float32 lanes take some 35 instructions for 16 pixels of 16
-// channels, 60 in two parts, and the two warps are what takes time.
+// 0.88 (kb57), 0.95 (kb69), 1.04 (kb65).
 #pragma once
 
 #include <tapedeck/ops/conv/box_gather.h>
