@@ -11,7 +11,6 @@
 #pragma once
 
 #include <tapedeck/ops/conv/box_plan.h>
-#include <tapedeck/ops/conv/fold.h>
 
 namespace tapedeck::conv_gemm {
 

@@ -382,8 +382,8 @@ TAPEDECK_HD inline int block_row(int m) {
 
 /// What a part of a row takes that is written at once, beside its places: one of a multiple of `whole`
 /// columns, or any other. Rows are parted by tiles, and where they begin anywhere in memory, it counts that
-/// warps part them again, after each `at_once` of a warpgroup's places, if that is not 0. (kb57, 1026 wide,
-/// in bfloat16 on an H100: 1.76 ms with a pitch of 82, 1.43 with 64.)
+/// warps part them again, after each `at_once` of a warpgroup's places, if that is not 0. (kb57 padded in
+/// height only, 1026 wide, in bfloat16 on an H100: 1.76 ms with a pitch of 82, 1.43 with 64.)
 struct PartsOfRows {
   /// Of a tile's rows, in images `width` wide.
   double of(const BoxTile& t, int width) const {
