@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 #include <vector>
@@ -30,22 +31,31 @@ struct Image {
 };
 
 /// A piece of a row as the tensor memory accelerator brings it: the number of the element that has each byte.
+/// `channel`: the first of the group, or where every second one comes, half of it. Of flat images `column` is
+/// of all that is between such channels.
 template <int kValueBytes>
 std::vector<std::int64_t> piece(const GatheredPieces& pieces, const Image& of, int image, int images,
                                 int group, std::int64_t group_channels, std::int64_t channel,
                                 std::int64_t row, std::int64_t column) {
   std::vector<std::int64_t> slot(kSlotBytes / kValueBytes, -2);  // of what was there before
   EXPECT_EQ(column * kValueBytes % kVectorBytes, 0);
+  const std::int64_t plane = of.h * of.w;
   for (int c = 0; c < pieces.vectors * kGatheredElements; ++c)
     for (int x = 0; x < pieces.pixels; ++x) {
       int vector = x * kValueBytes / kVectorBytes;
       if (kValueBytes == 2) vector ^= pieces.row_bytes == 64 ? c / 2 % 4 : c % 8;
       const auto at = static_cast<std::size_t>((c * pieces.row_bytes + vector * kVectorBytes) / kValueBytes +
                                                x % (kVectorBytes / kValueBytes));
-      const bool inside = image < images && row >= 0 && row < of.h && column + x >= 0 && column + x < of.w &&
-                          channel + c < group_channels;
+      const bool exists = image < images && (channel + c) * pieces.parts < group_channels;
       EXPECT_LT(at, slot.size());
-      slot.at(at) = inside ? of.number(image, group * group_channels + channel + c, row, column + x) : 0;
+      slot.at(at) = 0;
+      if (pieces.flat) {
+        const std::int64_t first = (channel + c) * pieces.parts;
+        if (exists && column + x >= 0 && column + x < pieces.parts * plane)
+          slot.at(at) = of.number(image, group * group_channels + first, 0, 0) + column + x;
+      } else if (exists && row >= 0 && row < of.h && column + x >= 0 && column + x < of.w) {
+        slot.at(at) = of.number(image, group * group_channels + channel + c, row, column + x);
+      }
     }
   return slot;
 }
@@ -60,59 +70,78 @@ Box gathered(const BoxPlan& p, const GatheredPieces& pieces, const BoxTile& tile
   Box box(static_cast<std::size_t>(tile.pixels()) * kVectors * kGatheredElements, -1);
   const BoxTaps &h = p.h.of[at.i], &w = p.w.of[at.j];
   const bool outside = h.origin == kFarOutside || w.origin == kFarOutside;
-  const int column = outside ? 0 : (first_column + w.origin) * (1 << pieces.log_fold),
-            before = pieces.before(column);
+  const int first_of_box = outside ? 0 : (first_column + w.origin) * (1 << pieces.log_fold),
+            columns = tile.pitch << pieces.log_fold;
+  const bool two = Lane::are_two(pieces);
+  const int at_once = Lane::kPixels * (two ? 2 : 1);
   for (int line = 0; line < pieces.lines; ++line)
-    for (int k = 0; k < pieces.each; ++k) {
-      const int of_box = k * pieces.pixels - before, row = line % tile.box_rows;
-      const auto slot = piece<kValueBytes>(
-          pieces, of, image + line / tile.box_rows, p.n, group, group_channels,
-          std::int64_t{at.chunk} * kVectors * kGatheredElements,
-          outside ? p.from_h : std::int64_t{first_row + h.origin + row} * p.h.step + h.remainder,
-          std::int64_t{column} + of_box);
-      for (int q = 0; q * Lane::kPixels < pieces.pixels; ++q)
-        for (int v = 0; v < pieces.vectors; v += Lane::kVectorsAtOnce)
-          for (int lane = 0; lane < 32; ++lane) {
-            const Lane to(pieces, lane);
-            const int to_column = of_box + q * Lane::kPixels + to.pixel;
-            if (!to.has || to_column < 0 || to_column >= tile.pitch << pieces.log_fold) continue;
-            // The lane's address is of what is row lane % 8 of a stored matrix, and was a column of a loaded
-            // one.
-            const int matrix = lane / kMatrix, pixel = lane % kMatrix;
-            const unsigned first = to.to_of(pieces, static_cast<unsigned>(line * tile.pitch * kPixelBytes),
-                                            of_box),
-                           bytes = Lane::to_next(pieces, first, q) ^ static_cast<unsigned>(v * kVectorBytes);
-            EXPECT_EQ(bytes % kVectorBytes, 0u);
-            for (int c = 0; c < kMatrix; ++c) {
-              // Which lane had the element (c, pixel), and as which of its values.
-              int from, of_lane;
-              if (kValueBytes == 2) {  // it addresses row c of the matrix
-                from = Lane(pieces, matrix * kMatrix + c).from_of(q) + Lane::from_step(pieces.row_bytes, v),
-                of_lane = pixel;
-              } else {  // it has loaded a pair of pixels of row c of each matrix
-                from = Lane(pieces, c * 4 + pixel / 2).from_of(q) ^ (matrix % 2 * Lane::kPairBytes);
-                from += Lane::from_step(pieces.row_bytes, v + matrix / 2);
-                of_lane = pixel % 2;
+    for (int part = 0; part < pieces.parts; ++part)
+      for (int piece_of_line = 0; piece_of_line < pieces.each; ++piece_of_line) {
+        const int y =
+            outside ? p.from_h : (first_row + h.origin + line % tile.box_rows) * p.h.step + h.remainder;
+        const int column = pieces.flat ? pieces.flat_column(part, y, p.from_h, first_of_box) : first_of_box,
+                  of_box = piece_of_line * pieces.pixels - pieces.before(column),
+                  first_vector = part * pieces.vectors;
+        const auto row = static_cast<unsigned>(line * tile.pitch * kPixelBytes);
+        const auto slot =
+            piece<kValueBytes>(pieces, of, image + line / tile.box_rows, p.n, group, group_channels,
+                               std::int64_t{at.chunk} * kVectors * kGatheredElements / pieces.parts, y,
+                               std::int64_t{column} + of_box);
+        for (int q = 0; q * Lane::kPixels < pieces.pixels; q += at_once / Lane::kPixels)
+          for (int v = 0; v < pieces.vectors; v += Lane::kVectorsAtOnce)
+            for (int lane = 0; lane < 32; ++lane) {
+              const Lane to(pieces, lane);
+              const int to_column = of_box + q * Lane::kPixels + to.pixel;
+              if (!to.has || to_column < 0 || to_column >= columns) continue;
+              // The lane's address is of what is row lane % 8 of a stored matrix, and was a column of a
+              // loaded one.
+              const int matrix = lane / kMatrix, pixel = lane % kMatrix;
+              const unsigned first = to.to_of(pieces, row, of_box, first_vector),
+                             bytes =
+                                 Lane::to_next(pieces, first, q) ^ static_cast<unsigned>(v * kVectorBytes);
+              EXPECT_EQ(bytes % kVectorBytes, 0u);
+              for (int c = 0; c < kMatrix; ++c) {
+                // Which lane had the element (c, pixel), and as which of its values.
+                int from, of_lane;
+                if (kValueBytes == 2) {  // it addresses row c of the matrix
+                  from = Lane(pieces, matrix * kMatrix + c).from_of(q) + Lane::from_step(pieces.row_bytes, v),
+                  of_lane = pixel;
+                } else {  // it has loaded a pair of pixels of row c of each matrix
+                  from = Lane(pieces, c * 4 + pixel / 2).from_of(q) ^ (matrix % 2 * Lane::kPairBytes);
+                  from += Lane::from_step(pieces.row_bytes, v + matrix / 2);
+                  of_lane = pixel % 2;
+                }
+                std::int64_t& stored = box.at(bytes / 2 + static_cast<unsigned>(c));
+                EXPECT_EQ(stored, -1) << "stored twice";
+                EXPECT_LT(of_lane, kOfVector);
+                stored = slot.at(static_cast<std::size_t>(from / kValueBytes + of_lane));
               }
-              std::int64_t& stored = box.at(bytes / 2 + static_cast<unsigned>(c));
-              EXPECT_EQ(stored, -1) << "stored twice";
-              EXPECT_LT(of_lane, kOfVector);
-              stored = slot.at(static_cast<std::size_t>(from / kValueBytes + of_lane));
             }
-          }
-    }
+        if (!pieces.flat) continue;
+        for (int x = std::max(0, of_box); x < std::min(of_box + pieces.pixels, columns); ++x)
+          for (int v = 0; v < pieces.vectors; ++v)
+            for (unsigned c = 0; c < kMatrix; ++c)
+              if (first_of_box + x < 0 || first_of_box + x >= pieces.width)
+                box.at(Lane::vector_at(pieces, row, x, first_vector + v) / 2 + c) = 0;
+      }
   return box;
 }
+
+/// Calls whose rows are whole vectors; whose channels are; and of which every second channel is.
+struct Checked {
+  int rows = 0, flat = 0, apart = 0;
+};
 
 /// All boxes of a few tiles. Returns how many were checked.
 template <int kValueBytes>
 int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, const BoxPlan& p,
-          const BoxTile& tile, ConvRandom& random) {
+          const BoxTile& tile, ConvRandom& random, Checked& all) {
   const int columns = transposed ? fold.x : fold.y;  // of the image that are one
   const Image of{transposed ? g.ci : g.co, transposed ? g.h.in : g.h.out, transposed ? g.w.in : g.w.out};
   const std::int64_t group_channels = of.channels / g.groups;
   const GatheredPieces pieces(p, tile, columns, kValueBytes);
   EXPECT_LE(pieces.bytes(), kSlotBytes);
+  (pieces.by_parity ? all.apart : pieces.flat ? all.flat : all.rows) += 1;
   int checked = 0;
   for (int phase = 0; phase < p.phases(); ++phase) {
     const int i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i) * p.joined;
@@ -131,7 +160,9 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
                 for (int k = 0; k < 2 * p.steps(at.chunk) * p.elements; ++k) {
                   const std::int64_t q_h = std::int64_t{row} + of_h.origin + y,
                                      q_w = std::int64_t{column} + of_w.origin + x;
-                  const int channel = at.chunk * kVectors * p.elements + k;
+                  const int vector = k / p.elements,
+                            channel = at.chunk * kVectors * p.elements +
+                                      gathered_channel(vector, k % p.elements, pieces.of_parity());
                   std::int64_t expected = 0;
                   const std::int64_t each = columns > 1 ? group_channels : p.from_channels;
                   const std::int64_t h = q_h * p.h.step + of_h.remainder,
@@ -139,7 +170,7 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
                   if (image + a < p.n && q_h >= 0 && q_w >= 0 && h < of.h && w < of.w &&
                       channel < p.from_channels)
                     expected = of.number(image + a, group * group_channels + channel % each, h, w);
-                  const int place = (a * tile.box_rows + y) * tile.pitch + x, vector = k / p.elements;
+                  const int place = (a * tile.box_rows + y) * tile.pitch + x;
                   const auto where = static_cast<std::size_t>(
                       (place * kVectors + (vector ^ (place & 7))) * p.elements + k % p.elements);
                   EXPECT_EQ(box[where], expected) << "place " << place << " channel " << channel;
@@ -153,27 +184,31 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
 }
 
 int check_both(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, const BoxPlan& p,
-               const BoxTile& tile, ConvRandom& random) {
+               const BoxTile& tile, ConvRandom& random, Checked& all) {
   const int columns = transposed ? fold.x : fold.y;
-  return (can_gather(p, columns, 2) ? check<2>(g, fold, transposed, p, tile, random) : 0) +
-         (can_gather(p, columns, 4) ? check<4>(g, fold, transposed, p, tile, random) : 0);
+  return (can_gather(p, columns, 2) ? check<2>(g, fold, transposed, p, tile, random, all) : 0) +
+         (can_gather(p, columns, 4) ? check<4>(g, fold, transposed, p, tile, random, all) : 0);
 }
 
-/// Rows of what is read are whole vectors, mostly.
+/// Rows of what is read are whole vectors, half of the time, or begin at even elements, of many channels.
 void align_rows(ConvCase& c, bool transposed, ConvRandom& random) {
-  if (random.in(0, 7) == 0) return;
+  const std::int64_t whole = std::array{1, 2, 8, 8}[static_cast<std::size_t>(random.in(0, 3))];
+  if (whole == 2)
+    (transposed ? c.ci : c.co) =
+        c.groups * std::array{32, 64, 128}[static_cast<std::size_t>(random.in(0, 2))];
   std::int64_t& in = c.in[1];
   if (transposed) {
-    in = (in + 7) / 8 * 8;
+    in = (in + whole - 1) / whole * whole;
   } else {
     c.stride[1] = 1;
-    while (c.out(1) % 8 != 0) ++in;
+    while (c.out(1) % whole != 0) ++in;
   }
 }
 
 TEST(ConvBoxGather, BringsWhatCopiesWould) {
   ConvRandom random(61);
   int checked = 0;
+  Checked all;
   for (int i = 0; i < 1200; ++i) {
     ConvCase c =
         i % 3 == 0 ? random.conv_case(6, 5) : random.conv_case(i % 3 == 1 ? 24 : 9, i % 3 == 1 ? 9 : 140);
@@ -187,16 +222,20 @@ TEST(ConvBoxGather, BringsWhatCopiesWould) {
       if (p.planes() > kMaxPlanes) continue;
       const BoxTile tile = box_tile(p, i % 2 == 0 ? 128 : 24, 2048);
       if (tile.rows == 0) continue;
-      checked += check_both(g, {}, transposed, p, tile, random);
+      checked += check_both(g, {}, transposed, p, tile, random, all);
       if (::testing::Test::HasFailure()) return;
     }
   }
   EXPECT_GT(checked, 3000);
+  EXPECT_GT(all.rows, 200);
+  EXPECT_GT(all.flat, 50);
+  EXPECT_GT(all.apart, 50);
 }
 
 TEST(ConvBoxGather, OfFoldedColumns) {
   ConvRandom random(62);
   int checked = 0, of_two = 0;
+  Checked all;
   for (int i = 0; i < 3000; ++i) {
     ConvCase c = random.conv_case(i % 2 == 0 ? 30 : 12, 4);
     c.groups = 1;
@@ -214,7 +253,7 @@ TEST(ConvBoxGather, OfFoldedColumns) {
         const BoxTile tile = box_tile(p, 64, 2048);
         if (tile.rows == 0) return;
         const int before = checked;
-        checked += check_both(g, fold, transposed, p, tile, random);
+        checked += check_both(g, fold, transposed, p, tile, random, all);
         of_two += checked > before && (transposed ? fold.x : fold.y) == 2;
       });
       if (::testing::Test::HasFailure()) return;
@@ -222,29 +261,32 @@ TEST(ConvBoxGather, OfFoldedColumns) {
   }
   EXPECT_GT(checked, 1000);
   EXPECT_GT(of_two, 30);
+  EXPECT_GT(all.flat, 20);
+  EXPECT_GT(all.apart, 20);
 }
 
 /// Lanes that write at once meet all banks of a box, and 8 that load at once those of a slot, or of float32
 /// in long rows half of them.
 TEST(ConvBoxGather, MeetsAllBanks) {
-  const auto check = []<int kValueBytes>(int vectors, int log_fold) {
+  const auto check = []<int kValueBytes>(int vectors, int of_column, int log_fold) {
     GatheredPieces pieces;
-    pieces.vectors = vectors, pieces.log_fold = log_fold;
+    pieces.vectors = vectors, pieces.of_column = of_column, pieces.log_fold = log_fold;
     pieces.row_bytes = vectors > 4 ? 64 : 128;
     for (int first = 0; first < 32; first += 8) {
       std::set<int> to, from;
       for (int lane = first; lane < first + 8; ++lane) {
         const GatherLane<kValueBytes> l(pieces, lane);
-        to.insert(static_cast<int>(l.to_of(pieces, 3 * kPixelBytes, 0)) / kVectorBytes % 8);
+        to.insert(static_cast<int>(l.to_of(pieces, 3 * kPixelBytes, 0, 0)) / kVectorBytes % 8);
         from.insert(l.from_of(1) / kVectorBytes % 8);
       }
       EXPECT_EQ(to.size(), 8u) << vectors << " vectors, fold " << log_fold;
       EXPECT_EQ(from.size(), kValueBytes == 4 && pieces.row_bytes == 128 ? 4u : 8u);
     }
   };
-  for (const auto& [vectors, log_fold] : {std::pair(8, 0), {4, 0}, {4, 1}}) {
-    check.operator()<2>(vectors, log_fold);
-    if (log_fold == 0) check.operator()<4>(vectors, log_fold);
+  for (const auto& [vectors, of_column, log_fold] :
+       {std::array{8, 8, 0}, {4, 8, 0}, {4, 4, 0}, {2, 4, 0}, {4, 4, 1}, {2, 4, 1}}) {
+    check.operator()<2>(vectors, of_column, log_fold);
+    if (log_fold == 0) check.operator()<4>(vectors, of_column, log_fold);
   }
 }
 

@@ -438,9 +438,9 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           if (are_folds(results) && (p.joined != 1 || p.w.to_step != 1)) continue;
           if (places > most_places(parts, p.joined)) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
-          const bool gathers = i % 2 == 0 && i % 7 > 1 && i % 13 < 6 && can_gather(p, 1, 2);
+          const int slots = i % 2 == 0 && i % 7 > 1 && i % 13 < 6 && can_gather(p, 1, 2) ? kSlots[i % 3] : 0;
           const BoxChoice choice =
-              box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns, gathers);
+              box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns, slots);
           if (choice.places == 0) continue;
           turns += in_turns ? 1 : 0;
           ++chosen;
@@ -457,7 +457,7 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.shared_bytes, kMostSharedBytes);
           ASSERT_LE(
               parts * (choice.box_stages * choice.box_bytes + choice.weight_stages * blocks * kBlockBytes) +
-                  choice.staged_bytes + places_bytes(choice.results, places) + (gathers ? kGatherBytes : 0),
+                  choice.staged_bytes + places_bytes(choice.results, places) + gather_bytes(slots),
               kMostSharedBytes);
           // A warpgroup that leads needs no stage that the other one has to give back. One that has its turn
           // needs none, and does not split sums.
@@ -491,23 +491,23 @@ std::vector<double> numbers_of(const BoxWay& way) {
   const BoxChoice& c = way.choice;
   const BoxTile& t = c.tile;
   std::vector<double> numbers = {c.clocks, static_cast<double>(c.tiles)};
-  for (const int n : {c.places,         c.blocks,
-                      c.box_stages,     c.weight_stages,
-                      c.lead,           c.splits,
-                      c.box_bytes,      c.shared_bytes,
-                      c.staged_bytes,   c.half,
-                      t.images,         t.rows,
-                      t.columns,        t.pitch,
-                      t.box_rows,       p.n,
-                      p.groups,         p.from_channels,
-                      p.from_h,         p.to_channels,
-                      p.from_w,         p.elements,
-                      p.vectors,        p.chunks,
-                      p.joined,         static_cast<int>(p.split),
-                      p.weights,        static_cast<int>(c.results),
-                      way.fold.x,       way.fold.y,
-                      int{p.folded},    p.is_narrow ? 1 : 0,
-                      c.gathers ? 1 : 0})
+  for (const int n : {c.places,       c.blocks,
+                      c.box_stages,   c.weight_stages,
+                      c.lead,         c.splits,
+                      c.box_bytes,    c.shared_bytes,
+                      c.staged_bytes, c.half,
+                      t.images,       t.rows,
+                      t.columns,      t.pitch,
+                      t.box_rows,     p.n,
+                      p.groups,       p.from_channels,
+                      p.from_h,       p.to_channels,
+                      p.from_w,       p.elements,
+                      p.vectors,      p.chunks,
+                      p.joined,       static_cast<int>(p.split),
+                      p.weights,      static_cast<int>(c.results),
+                      way.fold.x,     way.fold.y,
+                      int{p.folded},  p.is_narrow ? 1 : 0,
+                      c.slots})
     numbers.push_back(n);
   for (int i = 0; i < kMaxReads; ++i)
     for (const int n : {int{p.steps_from[i]}, int{p.steps_to[i]}}) numbers.push_back(n);

@@ -192,18 +192,17 @@ TEST(CudaConvExplain, NamesVariants) {
   const std::string boxes = "wgmma (boxes of pixels)", halves = "wgmma (boxes of scaled halves)",
                     two_halves = "wgmma (boxes of scaled halves in two parts)",
                     windows = "wgmma (windows gathered for each tap)";
-  // y's rows are not whole vectors.
+  const std::string gathered = "wgmma (boxes of pixels, gathered from nchw)";
   EXPECT_EQ(choices_of("kb57", float32, nchw),
             concat("wgmma (boxes of scaled halves in two parts, gathered from nchw), ", two_halves, ", ",
                    two_halves));
   EXPECT_EQ(choices_of("kb57", bfloat16, nchw),
-            concat("wgmma (boxes of pixels, gathered from nchw), ", boxes, ", wgmma (rows as they lie)"));
+            concat(gathered, ", ", gathered, ", wgmma (rows as they lie)"));
   EXPECT_EQ(choices_of("dcgan1", float32, nchw), three("matrix"));
   EXPECT_EQ(choices_of("dcgan1", bfloat16, nchw, false), three("matrix"));
   EXPECT_EQ(choices_of("dcgan1", DType::float64, nchw), three("matrix"));
   EXPECT_EQ(choices_of("dcgan4", bfloat16, nchw),
-            concat("wgmma (boxes of pixels, both phases of columns in a tile, gathered from nchw), ", boxes,
-                   ", ", boxes));
+            concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::wgmma);
     EXPECT_EQ(choices_of("kb81", float32, nchw), concat(two_halves, ", ", two_halves, ", ", windows));

@@ -36,7 +36,7 @@ constexpr int most_places(int parts, int joined) {
 
 /// Whether kernels with so many places make boxes of nchw images: the largest have no registers for that.
 constexpr bool places_can_gather(int parts, int joined, int places) {
-  return parts * places < 2 * 192 && joined * places < 2 * 144;
+  return parts * places < 2 * 192 && joined * places < 2 * 144 && parts * joined * places < 2 * 2 * 128;
 }
 
 /// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
@@ -95,13 +95,14 @@ struct BoxChoice {
   int box_bytes = 0, shared_bytes = 0;  // of a part in a stage; that boxes are read from
   int staged_bytes = kStagedBytes;      // of results
   bool in_turns = false;                // warpgroups have a tile each; else halves of it, or of its channels
-  bool gathers = false;                 // the kernel makes boxes of nchw images; else they are of a copy
-  int half = 0;                         // place where the second half of the tile begins, if there are two
+  int slots = 0;  // of pieces of nchw images, of which the kernel makes boxes; 0: these are of a copy
+  int half = 0;   // place where the second half of the tile begins, if there are two
   BoxTile tile;
   BoxResults results = BoxResults::channels;
   std::int64_t tiles = 0;
   double clocks = 0;  // an estimate of the time
 
+  bool gathers() const { return slots > 0; }
   /// Of a tile's places, that warpgroups have.
   int halves() const { return blocks == 1 && !in_turns ? 2 : 1; }
 };
@@ -142,13 +143,13 @@ inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
 /// With tiles of `places` for a warpgroup and `blocks` of channels, of operands of `parts`; no places if it
 /// does not fit. `value_bytes`: of a result in nchw. `in_turns`: of one block.
 inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts, BoxResults results,
-                            int value_bytes = 4, bool in_turns = false, bool gathers = false) {
+                            int value_bytes = 4, bool in_turns = false, int slots = 0) {
   BoxChoice c;
-  c.blocks = blocks, c.in_turns = in_turns, c.gathers = gathers;
+  c.blocks = blocks, c.in_turns = in_turns, c.slots = slots;
   const int halves = c.halves(), weight_bytes = parts * blocks * kBlockBytes;
   if (results == BoxResults::pixels) c.staged_bytes = 2 * staged_pixel_bytes(p, places);
   const auto left_beside = [&](int staged_bytes) {
-    return kMostSharedBytes - staged_bytes - places_bytes(results, places) - (gathers ? kGatherBytes : 0);
+    return kMostSharedBytes - staged_bytes - places_bytes(results, places) - gather_bytes(slots);
   };
   const auto most_pixels = [&](int staged_bytes) {
     return (left_beside(staged_bytes) - 2 * weight_bytes) / (2 * parts * kPixelBytes) / 8 * 8;
@@ -215,11 +216,11 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const auto read = [&](int stages) {
     return stages * box_bytes - part_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
   };
-  while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes - (gathers ? kGatherBytes : 0))
-    --c.box_stages;
+  while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes - gather_bytes(slots)) --c.box_stages;
   // Where each warp makes every second box alone, it makes all boxes of a stage, or none: else in turns it
   // could take a stage for left that was left once less.
-  if (gathers && in_turns && c.box_stages == 3 && GatheredPieces(p, t, p.folded_from, value_bytes).all() == 1)
+  if (slots > 0 && in_turns && c.box_stages == 3 &&
+      GatheredPieces(p, t, p.folded_from, value_bytes).all() == 1)
     c.box_stages = 2;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
@@ -258,8 +259,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
       parts == 1 ? taps * (taken * step + p.chunks * 60) : taps * (taken * 3 * step + p.chunks * 200);
   constexpr double kBytes = 34;
   const double pixels_brought =
-      gathers ? gather_clocks(GatheredPieces(p, t, p.folded_from, value_bytes), parts, value_bytes)
-              : parts * t.pixels() * kPixelBytes / kBytes;
+      slots > 0 ? gather_clocks(GatheredPieces(p, t, p.folded_from, value_bytes), parts, value_bytes, slots,
+                                tiles_at_border(p.w, p.from_w, count(p.w.most(), t.columns)))
+                : parts * t.pixels() * kPixelBytes / kBytes;
   const double brought =
       boxes * pixels_brought + static_cast<double>(taps) * p.chunks * weight_bytes / kBytes;
   // A row is a store of one of four warps.
@@ -329,14 +331,18 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
   const auto offer = [&](int places) {
     if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)))
       return;
-    const auto consider = [&](int blocks, bool in_turns) {
-      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns, gathers);
+    const auto consider_slots = [&](int blocks, bool in_turns, int slots) {
+      const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns, slots);
       // The same tile in more places is more to multiply, which the estimate may not see.
       const BoxTile &t = c.tile, &b = best.tile;
       const bool wastes = results == BoxResults::pixels && best.places > 0 && blocks == best.blocks &&
                           in_turns == best.in_turns && t.images == b.images && t.rows == b.rows &&
                           t.columns == b.columns;
       if (c.places > 0 && !wastes && (best.places == 0 || c.clocks < best.clocks)) best = c;
+    };
+    const auto consider = [&](int blocks, bool in_turns) {
+      if (!gathers) return consider_slots(blocks, in_turns, 0);
+      for (const int slots : kSlots) consider_slots(blocks, in_turns, slots);
     };
     consider(1, false);
     if (p.to_channels > kBlockChannels) consider(2, false);

@@ -15,66 +15,113 @@
 namespace tapedeck::conv_gemm {
 
 // Warps that transpose, and slots for pieces on the way to them, each warp's own.
-inline constexpr int kGatherWarps = 2, kGatherSlots = 4, kSlotBytes = 4096;
-static_assert(kGatherSlots % kGatherWarps == 0);
+inline constexpr int kGatherWarps = 2, kSlotBytes = 4096;
+inline constexpr int kSlots[] = {4, 8, 12}, kMostSlots = 12;  // as many as kernels have
 /// Behind the slots: where lanes write what is of no place.
 inline constexpr int kNowhereBytes = 32 * kVectorBytes;
-inline constexpr int kGatherBytes = kGatherSlots * kSlotBytes + kGatherWarps * kNowhereBytes;
-static_assert(kGatherBytes % 1024 == 0);
+/// Of shared memory for so many slots, if any.
+constexpr int gather_bytes(int slots) {
+  return slots == 0 ? 0 : slots * kSlotBytes + kGatherWarps * kNowhereBytes;
+}
+static_assert(kGatherWarps * kNowhereBytes % 1024 == 0);
 inline constexpr int kGatheredElements = 8;  // of a vector of a box
 
-/// The pieces of a plan's boxes.
+/// The pieces of a plan's boxes: 64 bytes of a row of up to 64 channels, or 128 of up to 32.
+///
+/// Where rows are not whole vectors, images are read as if each channel were one row, and a piece begins up
+/// to a vector before its columns, at another place in each row. Where channels are not whole vectors either,
+/// a piece has every second channel, for these begin alike: a box has the even ones first, and weights are
+/// packed in that order (gathered_channel()). Channels are far apart in memory, so all rows of the even ones
+/// come before those of the odd ones: in turns kb57's input gradient, whose channels are 2 MB each, took 3.3
+/// instead of 1.6 ms (bfloat16, an H100; addresses of so many pages seem not to be at hand).
 struct GatheredPieces {
   GatheredPieces() = default;
   /// `fold`: columns of the image that are one. `value_bytes`: of the image's elements.
   GatheredPieces(const BoxPlan& p, const BoxTile& t, int fold, int value_bytes) {
     while (1 << log_fold < fold) ++log_fold;
-    vectors = fold > 1 ? p.vectors / fold : 2 * p.steps(0);
+    width = p.from_w * fold, channel = p.from_h * width;
+    const auto are_whole = [&](std::int64_t elements) { return elements * value_bytes % kVectorBytes == 0; };
+    flat = !are_whole(width), by_parity = !are_whole(channel);
+    of_column = fold > 1 ? p.vectors / fold : 2 * p.steps(0);
+    parts = by_parity ? 2 : 1;
+    vectors = of_column / parts;
     row_bytes = vectors > 4 ? 64 : 128;
     pixels = row_bytes / value_bytes, align = kVectorBytes / value_bytes;
     lines = t.images * t.box_rows;
     int most = 0;  // columns before a box that its first piece has
     for (const BoxTaps& taps : p.w.of)
       if (taps.taps > 0 && taps.origin != kFarOutside)
-        most = std::max(most, t.columns * fold % align == 0 ? before(taps.origin * fold) : align - 1);
+        most =
+            std::max(most, !flat && t.columns * fold % align == 0 ? before(taps.origin * fold) : align - 1);
     each = (most + t.pitch * fold + pixels - 1) / pixels;
+    last = (each - 1) * pixels;
   }
   /// Columns between the begin of a piece and column c, which may be negative.
   TAPEDECK_HD int before(int c) const { return c & (align - 1); }
-  TAPEDECK_HD int all() const { return lines * each; }  // of a box
+  TAPEDECK_HD int all() const { return lines * parts * each; }  // of a box
   int bytes() const { return vectors * kGatheredElements * row_bytes; }
+  /// Where row y of a part's first channel has column c, if images are flat, from where part 0 begins: of
+  /// rows outside of the image what is outside, too.
+  TAPEDECK_HD int flat_column(int part, int y, int height, int c) const {
+    return y >= 0 && y < height ? part * channel + y * width + c : channel * parts;
+  }
+  /// Vectors of a column's even channels that are before those of the odd ones; 0: all are in order.
+  TAPEDECK_HD int of_parity() const { return by_parity ? vectors : 0; }
 
-  int vectors = 0;                // of a column; of the chunk that has most
-  int row_bytes = 0, pixels = 0;  // of a piece, in each channel
-  int align = 1;                  // columns at which pieces begin
-  int lines = 0, each = 0;        // rows of a box; pieces of each
-  int log_fold = 0;               // 0 or 1
+  int vectors = 0, of_column = 0;        // of a piece, and of all a column's, of the chunk that has most
+  int row_bytes = 0, pixels = 0;         // of a piece, in each channel
+  int align = 1;                         // columns at which pieces begin
+  int lines = 0, parts = 1, each = 0;    // rows of a box; of its channels, 1 or 2; pieces of such a row
+  int last = 0;                          // column of a box at or before which the last of these begins
+  int log_fold = 0;                      // 0 or 1
+  bool flat = false, by_parity = false;  // by_parity: parts are the even and the odd channels
+  int width = 0, channel = 0;            // of the image, elements
 };
 
+/// Which channel of a chunk is element e of its vector v.
+TAPEDECK_HD inline int gathered_channel(int v, int e, int of_parity) {
+  if (of_parity == 0) return v * kGatheredElements + e;
+  const int half = v / of_parity, odd = half % 2, in_half = v - half * of_parity;
+  return ((half / 2 * of_parity + in_half) * kGatheredElements + e) * 2 + odd;
+}
+
 /// What a lane has to do with each piece. Values of 16 bits are matrices of 8 channels (rows) and 8 pixels,
-/// as they lie, of which the four of 4 vectors of channels are loaded at once, and stored transposed. Of
-/// float32 a lane loads two pairs of pixels of a channel, and all lanes 8 channels of 16 pixels: two
-/// matrices, which are stored transposed, those of two vectors at once.
+/// as they lie, of which the four of 4 vectors of channels are loaded at once, and stored transposed; or of
+/// 2 vectors, and twice the pixels, where a piece has no more. Of float32 a lane loads two pairs of pixels of
+/// a channel, and all lanes 8 channels of 16 pixels: two matrices, which are stored transposed, those of two
+/// vectors at once.
 template <int kValueBytes>
 struct GatherLane {
-  static constexpr int kPixels = kValueBytes == 2 ? 8 : 16;  // at once
+  static constexpr int kPixels = kValueBytes == 2 ? 8 : 16;  // of matrices
   static constexpr int kVectorsAtOnce = kValueBytes == 2 ? 4 : 2;
+  /// Of 2 vectors of 16-bit values.
+  TAPEDECK_HD static bool are_two(const GatheredPieces& pieces) {
+    return kValueBytes == 2 && pieces.vectors <= 2;
+  }
 
   TAPEDECK_HD GatherLane(const GatheredPieces& pieces, int lane)
       : pixel(kValueBytes == 2 ? lane % 8 : pixel_of(lane % 8, lane / 8 % 2)),
         vector(kValueBytes == 2 ? lane / 8 : lane / 16) {
+    const bool two = are_two(pieces);
+    if (two) pixel += vector / 2 * 8, vector %= 2;
     // The accelerator exchanges 16 bytes of rows of 16-bit values, so that those of 8 rows lie in all banks.
-    const int row = kValueBytes == 2 ? lane : lane / 4, in_row = kValueBytes == 4         ? lane % 4
-                                                                 : pieces.row_bytes == 64 ? row / 2 % 4
-                                                                                          : row % 8;
+    const int row = kValueBytes == 4 ? lane / 4
+                    : two            ? lane % 16
+                                     : lane,
+              in_row = kValueBytes == 4         ? lane % 4
+                       : pieces.row_bytes == 64 ? row / 2 % 4
+                                                : row % 8 ^ (two ? lane / 16 : 0);
     from = row * pieces.row_bytes + in_row * kVectorBytes;
     if (kValueBytes == 4 && in_row >= 2) from += kPairBytes;
     has = vector < pieces.vectors;
   }
   /// Where the lane's 16 bytes are in a slot: of kPixels pixels k of a piece, of the first vectors. Of
   /// float32 where its pair of the first matrix is; that of the second one is beside it, at ^ kPairBytes.
-  TAPEDECK_HD int from_of(int k) const {
-    return kValueBytes == 2 ? from ^ (k * kVectorBytes) : from + k * 64;
+  TAPEDECK_HD int from_of(int k) const { return static_cast<int>(from_next(static_cast<unsigned>(from), k)); }
+  /// From where they are of the first pixels, in a slot that begins at a multiple of 1024.
+  TAPEDECK_HD static unsigned from_next(unsigned first, int k) {
+    return kValueBytes == 2 ? first ^ static_cast<unsigned>(k * kVectorBytes)
+                            : first + static_cast<unsigned>(k * 64);
   }
   /// To those of so many vectors on.
   TAPEDECK_HD static constexpr int from_step(int row_bytes, int vectors) {
@@ -82,12 +129,15 @@ struct GatherLane {
   }
   /// Where the lane's column of the first pixels of a piece, which has its first pixel at `column` of the
   /// box, has the lane's first vector, if the line's first place begins at `row` of boxes that begin at a
-  /// multiple of 1024; negative columns are before it. That v vectors on (a multiple of kVectorsAtOnce) is at
-  /// ^ v * kVectorBytes: folded columns have 2 or 4.
-  TAPEDECK_HD unsigned to_of(const GatheredPieces& pieces, unsigned row, int column) const {
-    const int at = column + pixel;
-    const unsigned place = row + static_cast<unsigned>((at >> pieces.log_fold) * kPixelBytes);
-    const int of_place = (at & pieces.log_fold) * pieces.vectors + vector;
+  /// multiple of 1024, and the piece's first vector is `first`; negative columns are before it. That v
+  /// vectors on (a multiple of kVectorsAtOnce) is at ^ v * kVectorBytes: folded columns have 2 or 4.
+  TAPEDECK_HD unsigned to_of(const GatheredPieces& pieces, unsigned row, int column, int first) const {
+    return vector_at(pieces, row, column + pixel, first + vector);
+  }
+  /// Where a column has a vector.
+  TAPEDECK_HD static unsigned vector_at(const GatheredPieces& pieces, unsigned row, int column, int vector) {
+    const unsigned place = row + static_cast<unsigned>((column >> pieces.log_fold) * kPixelBytes);
+    const int of_place = (column & pieces.log_fold) * pieces.of_column + vector;
     return place + (static_cast<unsigned>(of_place) ^ (place / kPixelBytes & 7)) * kVectorBytes;
   }
   /// The same of pixels k, from that of the first.
@@ -131,17 +181,40 @@ inline bool reads_all(const BoxAxis& a, int size) {
 inline bool may_be_sampled(const BoxPlan& p) {
   return reads_all(p.h, p.from_h) && reads_all(p.w, p.from_w);
 }
-/// Whether warps can make a plan's boxes: rows are whole vectors, of which all columns are read; of pairs of
-/// folded ones all channels are in one box.
+/// Whether warps can make a plan's boxes: all columns are read, and every channel, or every second one,
+/// begins at a whole vector; of pairs of folded columns all channels are in one box.
 inline bool can_gather(const BoxPlan& p, int fold, int value_bytes) {
-  return p.w.step == 1 && p.from_w * fold * value_bytes % kVectorBytes == 0 &&
-         (fold == 1 || (fold == 2 && p.chunks == 1 && p.vectors % 4 == 0));
+  if (p.w.step != 1 || (fold != 1 && (fold != 2 || p.chunks != 1 || p.vectors % 4 != 0))) return false;
+  const std::int64_t width = std::int64_t{p.from_w} * fold, channel = p.from_h * width;
+  if (width * value_bytes % kVectorBytes == 0) return true;
+  if (2 * channel >= kFarOutside || 2 * channel * value_bytes % kVectorBytes != 0) return false;
+  if (channel * value_bytes % kVectorBytes == 0) return true;
+  // Vectors of even channels, two or more, are followed by as many of odd ones, in each chunk alike.
+  const int channels = p.from_channels / fold, vectors = fold > 1 ? p.vectors / fold : 2 * p.steps(0);
+  return channels % 2 == 0 && vectors >= 4 && (vectors & (vectors - 1)) == 0 &&
+         (p.chunks == 1 || p.from_channels % (kVectors * kGatheredElements) == 0);
 }
 
-/// About how many clocks it takes to make a box of so many parts.
-inline double gather_clocks(const GatheredPieces& pieces, int parts, int value_bytes) {
-  const double of_slot = value_bytes == 2 ? 220 : parts == 1 ? 290 : 400;
-  return pieces.all() * (of_slot * pieces.bytes() / kSlotBytes + 60);
+/// The part of tiles, so many along an axis of size pixels, whose boxes reach beyond it.
+inline double tiles_at_border(const BoxAxis& a, int size, std::int64_t tiles) {
+  for (int i = 0; i < a.phases * a.reads; ++i) {
+    const BoxTaps& t = a.of[i];
+    const int last = t.origin + t.first + (t.taps - 1) * t.shift + a.count[i / a.reads] - 1;
+    if (t.taps > 0 && (t.origin < 0 || last >= size)) return std::min(1.0, 2.0 / static_cast<double>(tiles));
+  }
+  return 0;
+}
+/// About how many clocks it takes to make a box of so many parts: two warps transpose, and pieces come as
+/// soon as a slot is empty. `at_border`: the part of tiles that reach beyond the image, where flat ones are
+/// cleared.
+inline double gather_clocks(const GatheredPieces& pieces, int parts, int value_bytes, int slots,
+                            double at_border) {
+  constexpr double kLatency = 2200, kClear = 300;
+  const double of_slot = value_bytes == 2 ? 220
+                         : parts == 1     ? 230
+                                          : 340,
+               made = of_slot * pieces.bytes() / kSlotBytes + 60 + (pieces.flat ? kClear * at_border : 0);
+  return pieces.all() * std::max(made, kLatency / slots);
 }
 
 }  // namespace tapedeck::conv_gemm

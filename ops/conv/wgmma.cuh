@@ -313,6 +313,14 @@ __device__ __forceinline__ std::uint32_t load_word(unsigned shared) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
   return word;
 }
+__device__ __forceinline__ uint4 load_words(unsigned shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
 __device__ __forceinline__ float2 load_pair(unsigned shared) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
@@ -340,6 +348,18 @@ __device__ __forceinline__ void store_transposed(unsigned shared, const std::uin
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
+}
+
+/// To 16 bytes of shared memory.
+__device__ __forceinline__ void store_words(unsigned shared, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+/// An address that the compiler keeps in a register, as it does not know where it comes from.
+__device__ __forceinline__ unsigned kept(unsigned address) {
+  asm("" : "+r"(address));
+  return address;
 }
 
 /// For a thread that has written shared memory: what is stored or multiplied from there later sees it.

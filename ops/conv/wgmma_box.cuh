@@ -37,8 +37,8 @@
 // long to write as products take; its input gradient took 2.8 ms, with 64 columns 2.1. So tiles end where
 // sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
-// Boxes of nchw images, whose rows are whole vectors, may be made by two warps of the kernel, from pieces of
-// rows that the accelerator brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower:
+// Boxes of nchw images may be made by two warps of the kernel, from pieces of rows that the accelerator
+// brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower:
 // transposing loads of 16 bytes to registers, which wait for each other; 4 bytes along rows by cp.async, 370
 // instructions for 64 columns of 32 channels where now it is some 155; the same by seven warps. What mattered
 // then: room for a third stage of weights (kb57 in bfloat16 on an H100 1.82 -> 1.61 ms, four slots for pieces
@@ -75,11 +75,13 @@ struct BoxKernel {
   static constexpr int N = kPlaces, kParts = Math::kOperandParts;
   static constexpr int kJoined = kOfPlace;  // phases of columns in a tile
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
   static constexpr bool kCanGather =
       sizeof(typename Math::Element) == 2 && places_can_gather(kParts, kJoined, N);
   static constexpr int kSums = N / 2;  // of a consumer and a phase
-  static constexpr int kTurns = 3;     // the first of two named barriers
+  // What brings and makes boxes has the registers that consumers leave: most where sums are not the most.
+  static constexpr bool kManySums = kParts == 2 ? (kJoined + 1) * kSums > 168 : kJoined * kSums > 128;
+  static constexpr int kConsumerRegisters = kManySums ? 232 : 224, kOtherRegisters = kManySums ? 40 : 56;
+  static constexpr int kTurns = 3;  // the first of two named barriers
 
   template <class F>
   __device__ __forceinline__ static void for_joined(const F& f) {
@@ -102,7 +104,7 @@ struct BoxKernel {
   }
   /// Threads that bring a share of it each.
   __device__ __forceinline__ static int weight_shares(const BoxArguments& call) {
-    return call.gathers ? 1 : 2;
+    return call.slots > 0 ? 1 : 2;
   }
   struct Barriers {
     Barrier full_box[kMostStages], empty_box[kMostStages];
@@ -156,7 +158,11 @@ struct BoxKernel {
       BoxGatherer<Math>(call, memory, slots, warp - 1)
           .run(warp - 1, barriers.gathered, barriers.full_box, barriers.empty_box);
     } else if (is_first_of_warp()) {
-      bring_pieces<kJoined>(call, kParts, slots, barriers.gathered);
+      if (call.pieces.flat) {
+        bring_pieces<kJoined, true>(call, kParts, slots, barriers.gathered);
+      } else {
+        bring_pieces<kJoined, false>(call, kParts, slots, barriers.gathered);
+      }
     }
   }
 
@@ -513,7 +519,7 @@ struct BoxKernel {
                             : other == 2 ? barriers.empty_box
                                          : barriers.empty_weight;
       const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32,
-                arrivals = other == 0   ? (call.gathers ? call.pieces.all() : call.slices)
+                arrivals = other == 0   ? (call.slots > 0 ? call.pieces.all() : call.slices)
                            : other == 1 ? weight_shares(call)
                                         : readers;
 #pragma unroll
@@ -533,10 +539,10 @@ struct BoxKernel {
     if (warp >= kConsumerThreads / 32) {
       leave_registers<kOtherRegisters>();
       if constexpr (kCanGather)
-        if (call.gathers && other <= kGatherWarps) return make_boxes(call, other, memory, barriers);
+        if (call.slots > 0 && other <= kGatherWarps) return make_boxes(call, other, memory, barriers);
       if (!is_first_of_warp()) return;
       if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
-      const int share = call.gathers ? 0 : other - kMostSlices;
+      const int share = call.slots > 0 ? 0 : other - kMostSlices;
       if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
         return bring_lying_weights(call, share, memory + at.weights, barriers);
       return bring_weights(call, share, weight_shares(call), memory + at.weights, barriers);

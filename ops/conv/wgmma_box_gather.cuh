@@ -9,9 +9,16 @@
 //
 // A box that serves few products costs more to make than to copy: map_way() estimates both.
 //
-// On an H100, of the time with a copy, forward (layers of bench/conv_shapes.h): in bfloat16 kb57 0.55, kb71
-// 0.63, kb65 0.77, kb69 0.88; as scaled halves in TF32 0.82 (kb57), 0.89 (kb65), 0.90 (kb69), in two parts
-// 0.88 (kb57), 0.95 (kb69), 1.04 (kb65).
+// On an H100, of the time with a copy, forward and input gradient (layers of bench/conv_shapes.h): in bfloat16
+// kb57 0.55 and 0.87, kb65 0.78 and 0.84, kb69 0.89 and 0.71, kb71 0.55 and 0.86; as scaled halves in TF32
+// 0.83 and 0.94, 0.88 and 0.83, 0.92 and 0.85, 0.83 and 0.91; in two parts 0.86 and 0.90, 1.04 and 1.0, 1.0
+// and 0.82, 0.90 and 0.86.
+//
+// What mattered: the number of instructions of the thread that brings, one after another (registers of its
+// warps, which consumers can spare; addresses that are kept); slots for pieces on their way, of which float32
+// needs more (kb71 in TF32 0.76 ms with 4, 0.65 with 8) where they leave boxes their room; and the order of
+// channels (box_gather.h). What did not: pieces of 32 channels also where all 64 begin alike (TF32 up to 1.2
+// times as long).
 #pragma once
 
 #include <tapedeck/ops/conv/box_gather.h>
@@ -25,37 +32,52 @@ struct alignas(16) GatheredPiece {
   static constexpr int kEnd = -1;
   int row;     // where its line's first place begins in the boxes' memory
   int column;  // of the box, of its first pixel
-  int stage;   // of boxes, or kEnd: there are no more pieces
-  int turn;    // of stages
+  int inside;  // columns of the box that are of the image: the first, and << 16 the end of them
+  int box;  // stage, the piece's first vector << 8, the parity of the turn to wait for << 16, whether there
+            // is one << 17; or kEnd: there are no more pieces
+
+  __device__ __forceinline__ static int box_of(int stage, unsigned turn) {
+    return stage | (turn > 0 ? 1 << 17 | ((turn - 1) & 1) << 16 : 0);
+  }
+  __device__ __forceinline__ int stage() const { return box & 0xff; }
+  __device__ __forceinline__ int vector() const { return box >> 8 & 0xff; }
+  __device__ __forceinline__ unsigned parity() const { return box >> 16 & 1; }
+  __device__ __forceinline__ bool waits() const { return box >> 17 != 0; }
 };
 
 struct GatherBarriers {
-  Barrier full[kGatherSlots], empty[kGatherSlots];
-  GatheredPiece pieces[kGatherSlots];
+  Barrier full[kMostSlots], empty[kMostSlots];
+  GatheredPiece pieces[kMostSlots];
 
   __device__ void initialise() {
-    for (int s = 0; s < kGatherSlots; ++s) full[s].initialise(1), empty[s].initialise(1);
+    for (int s = 0; s < kMostSlots; ++s) full[s].initialise(1), empty[s].initialise(1);
   }
 };
 
-/// For one thread: brings pieces of all boxes of the block's tiles.
-template <int kJoined>
+/// For one thread: brings pieces of all boxes of the block's tiles. It is one after another that bounds how
+/// fast they come, so what a piece takes is few instructions.
+template <int kJoined, bool kFlat>
 __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts, char* slots,
                                              GatherBarriers& barriers) {
   const BoxPlan& p = call.plan;
   const GatheredPieces& pieces = call.pieces;
   constexpr unsigned kBarrier = sizeof(Barrier);
-  const unsigned full = shared_address(barriers.full), empty = shared_address(barriers.empty),
-                 memory = shared_address(slots);
-  int stage = 0, turn = 0;
-  unsigned slot = 0, slot_turn = 0;
+  // Kept: the compiler would find addresses of shared memory anew for each piece.
+  const unsigned full = kept(shared_address(barriers.full)), memory = kept(shared_address(slots)),
+                 end_of_slots = static_cast<unsigned>(call.slots) * kBarrier;
+  constexpr unsigned kEmpty = sizeof(barriers.full), kPieces = kEmpty + sizeof(barriers.empty);
+  unsigned slot = 0, parity = 1;  // slot: times kBarrier
   const auto begin_slot = [&](const GatheredPiece& piece) {
-    if (slot_turn > 0) Barrier::wait_at(empty + slot * kBarrier, (slot_turn - 1) & 1);
-    barriers.pieces[slot] = piece;
+    Barrier::wait_at(full + kEmpty + slot, parity);
+    store_words(full + kPieces + slot * (sizeof(GatheredPiece) / kBarrier), piece.row, piece.column,
+                piece.inside, piece.box);
   };
   const auto end_slot = [&] {
-    if (++slot == kGatherSlots) slot = 0, ++slot_turn;
+    slot += kBarrier;
+    if (slot == end_of_slots) slot = 0, parity ^= 1;
   };
+  int stage = 0;
+  unsigned turn = 0;
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
     const BoxTileAt<kJoined> tile(call, t);
@@ -65,35 +87,42 @@ __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts
       const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
       const bool outside = h.origin == kFarOutside || w.origin == kFarOutside;
       const int first = outside ? 0 : (tile.column + w.origin) << pieces.log_fold,
-                before = pieces.before(first), channel = box.chunk * kVectors * kGatheredElements,
+                channel = box.chunk * (kVectors * kGatheredElements) / pieces.parts,
                 first_row = outside ? p.from_h : (tile.row + h.origin) * p.h.step + h.remainder;
-      GatheredPiece piece{stage * parts * call.box_bytes, 0, stage, turn};
+      GatheredPiece piece{0, 0, max(0, -first) | max(0, min(pieces.width - first, 0x7fff)) << 16,
+                          GatheredPiece::box_of(stage, turn)};
 #pragma unroll 1
-      for (int image = 0; image < call.tile.images; ++image) {
-        int y = first_row;
+      for (int part = 0; part < pieces.parts; ++part) {
+        piece.row = stage * parts * call.box_bytes;
 #pragma unroll 1
-        for (int row = 0; row < call.tile.box_rows; ++row) {
-          piece.column = -before;
+        for (int image = tile.image; image < tile.image + call.tile.images; ++image) {
+          int y = first_row;
 #pragma unroll 1
-          for (int k = 0; k < pieces.each; ++k) {
-            begin_slot(piece);
-            const unsigned barrier = full + slot * kBarrier;
-            Barrier::arrive_and_expect_at(barrier, call.piece_bytes);
-            Barrier::copy_box_at(barrier, memory + slot * kSlotBytes, call.maps[0], first + piece.column, y,
-                                 channel, tile.group, tile.image + image);
-            end_slot();
-            piece.column += pieces.pixels;
+          for (int row = 0; row < call.tile.box_rows; ++row) {
+            const int column = kFlat ? pieces.flat_column(part, y, p.from_h, first) : first;
+            int from = column - pieces.before(column);
+            piece.column = from - column;
+#pragma unroll 1
+            for (int k = 0; k < pieces.each; ++k) {
+              begin_slot(piece);
+              Barrier::arrive_and_expect_at(full + slot, call.piece_bytes);
+              Barrier::copy_box_at(full + slot, memory + slot * (kSlotBytes / kBarrier), call.maps[0], from,
+                                   kFlat ? 0 : y, channel, tile.group, image);
+              end_slot();
+              from += pieces.pixels, piece.column += pieces.pixels;
+            }
+            y += p.h.step, piece.row += call.tile.pitch * kPixelBytes;
           }
-          y += p.h.step, piece.row += call.tile.pitch * kPixelBytes;
         }
+        piece.box += pieces.vectors << 8;
       }
       if (++stage == call.box_stages) stage = 0, ++turn;
     }
   }
 #pragma unroll 1
   for (int warp = 0; warp < kGatherWarps; ++warp, end_slot()) {
-    begin_slot({0, 0, GatheredPiece::kEnd, 0});
-    Barrier::arrive_at(full + slot * kBarrier);
+    begin_slot({0, 0, 0, GatheredPiece::kEnd});
+    Barrier::arrive_at(full + slot);
   }
 }
 
@@ -111,7 +140,7 @@ class BoxGatherer {
       : call_(call),
         memory_(shared_address(memory)),
         slots_(shared_address(slots)),
-        nowhere_(slots_ + kGatherSlots * kSlotBytes + warp * kNowhereBytes + threadIdx.x % 32 * kVectorBytes),
+        nowhere_(slots_ + call.slots * kSlotBytes + warp * kNowhereBytes + threadIdx.x % 32 * kVectorBytes),
         lane_(call.pieces, static_cast<int>(threadIdx.x % 32)) {
     if constexpr (Math::kScaled)
       scale_ = scale_of(call_.largest_is_guess ? call_.largest[0] : largest_of(call_.largest));
@@ -119,29 +148,39 @@ class BoxGatherer {
 
   __device__ __forceinline__ void run(int warp, GatherBarriers& barriers, Barrier* full, Barrier* empty) {
     constexpr unsigned kBarrier = sizeof(Barrier);
-    const unsigned full_slots = shared_address(barriers.full), empty_slots = shared_address(barriers.empty),
-                   full_boxes = shared_address(full), empty_boxes = shared_address(empty);
+    const unsigned full_slots = kept(shared_address(barriers.full)),
+                   empty_slots = full_slots + sizeof(barriers.full),
+                   pieces = empty_slots + sizeof(barriers.empty), full_boxes = kept(shared_address(full)),
+                   empty_boxes = kept(shared_address(empty));
     unsigned turn = 0;
 #pragma unroll 1
     for (int slot = warp;;) {
       Barrier::wait_at(full_slots + slot * kBarrier, turn);
-      const GatheredPiece piece = barriers.pieces[slot];
-      if (piece.stage == GatheredPiece::kEnd) break;
-      if (piece.turn > 0) Barrier::wait_at(empty_boxes + piece.stage * kBarrier, (piece.turn - 1) & 1);
+      const GatheredPiece piece = of_warp(pieces + slot * sizeof(GatheredPiece));
+      if (piece.box == GatheredPiece::kEnd) break;
+      if (piece.waits()) Barrier::wait_at(empty_boxes + piece.stage() * kBarrier, piece.parity());
       transpose<false>(piece, slots_ + slot * kSlotBytes);
       if constexpr (Math::kScaled)
         if (__any_sync(~0u, has_large())) repeat(piece, slots_ + slot * kSlotBytes);
+      if (call_.pieces.flat) clear_outside(piece);
       fence_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
         Barrier::arrive_at(empty_slots + slot * kBarrier);
-        Barrier::arrive_at(full_boxes + piece.stage * kBarrier);
+        Barrier::arrive_at(full_boxes + piece.stage() * kBarrier);
       }
-      if ((slot += kGatherWarps) >= kGatherSlots) slot = warp, turn ^= 1;
+      if ((slot += kGatherWarps) >= call_.slots) slot = warp, turn ^= 1;
     }
   }
 
  private:
+  /// Read by the lane that gives the slot back: racecheck does not follow others (docs/sanitizers.md).
+  __device__ __forceinline__ static GatheredPiece of_warp(unsigned shared) {
+    uint4 x{};
+    if (threadIdx.x % 32 == 0) x = load_words(shared);
+    return {static_cast<int>(uniform(x.x)), static_cast<int>(uniform(x.y)), static_cast<int>(uniform(x.z)),
+            static_cast<int>(uniform(x.w))};
+  }
   /// The same of a piece with halves that are too large or not finite. Is the scale a guess, the largest
   /// magnitude that is beyond it is found.
   __device__ __forceinline__ void repeat(const GatheredPiece& piece, unsigned slot) {
@@ -152,33 +191,59 @@ class BoxGatherer {
     if (threadIdx.x % 32 == 0 && is_beyond(of_warp, call_.largest[0]))
       atomicMax(const_cast<unsigned*>(call_.largest) + 1, of_warp);
   }
+  /// Makes zeros of what a piece of a flat image has beyond its row.
+  __device__ __forceinline__ void clear_outside(const GatheredPiece& piece) const {
+    const GatheredPieces& pieces = call_.pieces;
+    const int begin = piece.inside & 0xffff, end = piece.inside >> 16;
+    const int columns = call_.tile.pitch << pieces.log_fold;
+    if (max(piece.column, 0) >= begin && min(piece.column + pieces.pixels, columns) <= end) return;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x % 32); i < pieces.pixels; i += 32) {
+      const int column = piece.column + i;
+      if (column < 0 || column >= columns || (column >= begin && column < end)) continue;
+#pragma unroll 1
+      for (int v = 0; v < pieces.vectors; ++v) {
+        const unsigned to =
+            Lane::vector_at(pieces, memory_ + static_cast<unsigned>(piece.row), column, piece.vector() + v);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) store_words(to + part * call_.box_bytes, 0, 0, 0, 0);
+      }
+    }
+  }
   /// Makes a piece's part of a box. kCareful: of scaled halves, of which some may be too large or not finite.
   template <bool kCareful>
   __device__ __forceinline__ void transpose(const GatheredPiece& piece, unsigned slot) {
     large_ = 0;
     if (call_.pieces.row_bytes == 64) {
-      transpose<kCareful, 64>(piece, slot);
+      transpose<kCareful, 64, false>(piece, slot);
+    } else if (sizeof(Value) == 2 && Lane::are_two(call_.pieces)) {
+      transpose<kCareful, 128, sizeof(Value) == 2>(piece, slot);
     } else {
-      transpose<kCareful, 128>(piece, slot);
+      transpose<kCareful, 128, false>(piece, slot);
     }
   }
-  template <bool kCareful, int kRowBytes>
+  template <bool kCareful, int kRowBytes, bool kTwo>
   __device__ __forceinline__ void transpose(const GatheredPiece& piece, unsigned slot) {
-    constexpr int kAtOnce = sizeof(Value) == 2 ? 2 : 1;  // of Lane::kPixels pixels
-    constexpr int kPixels = kAtOnce * Lane::kPixels, kAll = kRowBytes / static_cast<int>(sizeof(Value));
+    // Loads of kEach times Lane::kPixels pixels.
+    constexpr int kAtOnce = sizeof(Value) == 4 ? 1 : kRowBytes / 32, kEach = kTwo ? 2 : 1;
+    constexpr int kPixels = kAtOnce * kEach * Lane::kPixels,
+                  kAll = kRowBytes / static_cast<int>(sizeof(Value));
     const GatheredPieces& pieces = call_.pieces;
     const int columns = call_.tile.pitch << pieces.log_fold;
-    const unsigned first = lane_.to_of(pieces, memory_ + static_cast<unsigned>(piece.row), piece.column);
+    const unsigned first =
+        lane_.to_of(pieces, memory_ + static_cast<unsigned>(piece.row), piece.column, piece.vector());
+    const unsigned from_first = kept(slot + static_cast<unsigned>(lane_.from));  // one register
 #pragma unroll
-    for (int k = 0; k < kAll / Lane::kPixels; k += kAtOnce) {
+    for (int k = 0; k < kAll / Lane::kPixels; k += kAtOnce * kEach) {
       const int column = piece.column + k * Lane::kPixels;
       if (column <= -kPixels || column >= columns) continue;
       unsigned to[kAtOnce];
       bool has[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        to[i] = Lane::to_next(pieces, first, k + i);
-        has[i] = lane_.has && static_cast<unsigned>(column + i * Lane::kPixels + lane_.pixel) <
+        to[i] = Lane::to_next(pieces, first, k + i * kEach);
+        has[i] = lane_.has && static_cast<unsigned>(column + i * kEach * Lane::kPixels + lane_.pixel) <
                                   static_cast<unsigned>(columns);
       }
       if constexpr (sizeof(Value) == 2) {
@@ -189,15 +254,16 @@ class BoxGatherer {
         for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
           for (int m = 0; m < kMatrices; ++m)
-            load_transposed(slot + lane_.from_of(k + i) + Lane::from_step(kRowBytes, m * kOther),
-                            words[i][m]);
+            load_transposed(
+                Lane::from_next(from_first, k + i * kEach) + Lane::from_step(kRowBytes, m * kOther),
+                words[i][m]);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
           for (int m = 0; m < kMatrices; ++m)
             store_matrices(has[i] ? to[i] ^ m * kOther * kVectorBytes : nowhere_, words[i][m]);
       } else {
-        unsigned from = slot + lane_.from_of(k);
+        unsigned from = Lane::from_next(from_first, k);
         int v = 0;
         const auto move = [&]<int kCount>() {
           float2 pairs[kCount][4];

@@ -79,8 +79,8 @@ template <class Math, int kNear, bool kLast>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
                             const __grid_constant__ WeightTile t, const typename Math::Value* w, int blocks,
-                            int tiles_block, bool in_order, const unsigned* largest, uint4* packed,
-                            bool beside) {
+                            int tiles_block, bool in_order, int of_parity, const unsigned* largest,
+                            uint4* packed, bool beside) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
@@ -169,9 +169,11 @@ __global__ void __launch_bounds__(kThreads)
               of_taps = t.by_taps.modulo(line, of_tile);
     if (of_taps >= taps || weights[of_taps] < 0) continue;
     Pack<T, kElements> parts[kParts];
+    const int channel = of_parity == 0 ? v * kElements : gathered_channel(v, 0, of_parity),
+              next = of_parity == 0 ? 1 : 2;
 #pragma unroll
     for (int k = 0; k < kElements; ++k) {
-      const Value value = staged[line * t.pitch + v * kElements + k];
+      const Value value = staged[line * t.pitch + channel + k * next];
       if constexpr (Math::kScaled) {
         T of_value[kParts];
         split_half(value, scale, of_value);
@@ -205,7 +207,8 @@ void pack_box_weights(const BoxArguments& call, const WeightStrides& strides, co
                               dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)), kThreads,
                               tile.shared_bytes(sizeof(Value)), p, strides, tile,
                               static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
-                              call.in_order, call.largest_weight, packed, preparations.next_is_beside());
+                              call.in_order, call.slots > 0 ? call.pieces.of_parity() : 0,
+                              call.largest_weight, packed, preparations.next_is_beside());
   };
   const int taps = strides.kernel_h * strides.kernel_w, channels = static_cast<int>(w.size(1));
   const bool quads = (strides.last ? channels : taps) % 4 == 0 && is_aligned(w.read(), sizeof(Value));
@@ -264,9 +267,10 @@ inline bool rows_are_whole(const ImageStrides& s, const Tensor& to, int elements
 }
 
 /// Has a kernel make its boxes of nchw images.
-inline void gather_from(BoxArguments& call, const Tensor& from, int fold, bool largest_is_guess) {
+inline void gather_from(BoxArguments& call, const Tensor& from, int fold, int slots, bool largest_is_guess) {
   const int bytes = static_cast<int>(size_of(from.dtype()));
-  call.gathers = true, call.gather_bytes = kGatherBytes, call.largest_is_guess = largest_is_guess;
+  call.slots = slots, call.gather_bytes = gather_bytes(slots);
+  call.largest_is_guess = largest_is_guess;
   call.pieces = GatheredPieces(call.plan, call.tile, fold, bytes);
   call.piece_bytes = call.pieces.bytes();
   call.maps[0] = piece_map(from, call.plan.groups, call.pieces);
@@ -285,7 +289,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   BoxArguments call{};
   call.plan = plan, call.tile = choice.tile;
   const ConvAxis* const rows = transposed ? nullptr : &g.h;
-  const bool gathers = choice.gathers && reinterpret_cast<std::uintptr_t>(from.read()) % kVectorBytes == 0;
+  const bool gathers = choice.gathers() && reinterpret_cast<std::uintptr_t>(from.read()) % kVectorBytes == 0;
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
@@ -296,7 +300,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;
   std::optional<ChannelsLast> images;
   if (gathers) {
-    gather_from(call, from, fold_from, largest && largest->a().is_guess);
+    gather_from(call, from, fold_from, choice.slots, largest && largest->a().is_guess);
   } else if constexpr (Math::kScaled) {
     images.emplace(from, plan.groups, rows, fold_from, kParts, largest->a());
   } else {

@@ -29,7 +29,7 @@ struct BoxArguments {
   const unsigned *largest, *largest_weight;  // two words each (largest.cuh) of what is read and of the
                                              // weights, where these are scaled
   // Of boxes that the kernel makes (wgmma_box_gather.cuh), if it does.
-  bool gathers;
+  int slots;
   int gather_bytes;  // of shared memory before boxes
   int piece_bytes;
   GatheredPieces pieces;

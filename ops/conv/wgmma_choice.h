@@ -104,7 +104,7 @@ struct MapWay {
   WindowsTile windows;
   double clocks = 0;  // an estimate of the kernel's
 
-  bool gathers() const { return kind != MapKind::windows && boxes.choice.gathers; }
+  bool gathers() const { return kind != MapKind::windows && boxes.choice.gathers(); }
 };
 
 /// What it takes to find the largest magnitude of so many elements.
