@@ -46,12 +46,12 @@ std::vector<std::int64_t> piece(const GatheredPieces& pieces, const Image& of, i
       if (kValueBytes == 2) vector ^= pieces.row_bytes == 64 ? c / 2 % 4 : c % 8;
       const auto at = static_cast<std::size_t>((c * pieces.row_bytes + vector * kVectorBytes) / kValueBytes +
                                                x % (kVectorBytes / kValueBytes));
-      const bool exists = image < images && (channel + c) * pieces.parts < group_channels;
+      const bool exists = image < images && (channel + c) * pieces.apart < group_channels;
       EXPECT_LT(at, slot.size());
       slot.at(at) = 0;
       if (pieces.flat) {
-        const std::int64_t first = (channel + c) * pieces.parts;
-        if (exists && column + x >= 0 && column + x < pieces.parts * plane)
+        const std::int64_t first = (channel + c) * pieces.apart;
+        if (exists && column + x >= 0 && column + x < pieces.apart * plane)
           slot.at(at) = of.number(image, group * group_channels + first, 0, 0) + column + x;
       } else if (exists && row >= 0 && row < of.h && column + x >= 0 && column + x < of.w) {
         slot.at(at) = of.number(image, group * group_channels + channel + c, row, column + x);
@@ -75,7 +75,7 @@ Box gathered(const BoxPlan& p, const GatheredPieces& pieces, const BoxTile& tile
   const bool two = Lane::are_two(pieces);
   const int at_once = Lane::kPixels * (two ? 2 : 1);
   for (int line = 0; line < pieces.lines; ++line)
-    for (int part = 0; part < pieces.parts; ++part)
+    for (int part = 0; part < pieces.apart; ++part)
       for (int piece_of_line = 0; piece_of_line < pieces.each; ++piece_of_line) {
         const int y =
             outside ? p.from_h : (first_row + h.origin + line % tile.box_rows) * p.h.step + h.remainder;
@@ -85,7 +85,7 @@ Box gathered(const BoxPlan& p, const GatheredPieces& pieces, const BoxTile& tile
         const auto row = static_cast<unsigned>(line * tile.pitch * kPixelBytes);
         const auto slot =
             piece<kValueBytes>(pieces, of, image + line / tile.box_rows, p.n, group, group_channels,
-                               std::int64_t{at.chunk} * kVectors * kGatheredElements / pieces.parts, y,
+                               std::int64_t{at.chunk} * kVectors * kGatheredElements / pieces.apart, y,
                                std::int64_t{column} + of_box);
         for (int q = 0; q * Lane::kPixels < pieces.pixels; q += at_once / Lane::kPixels)
           for (int v = 0; v < pieces.vectors; v += Lane::kVectorsAtOnce)
@@ -121,7 +121,7 @@ Box gathered(const BoxPlan& p, const GatheredPieces& pieces, const BoxTile& tile
         for (int x = std::max(0, of_box); x < std::min(of_box + pieces.pixels, columns); ++x)
           for (int v = 0; v < pieces.vectors; ++v)
             for (unsigned c = 0; c < kMatrix; ++c)
-              if (first_of_box + x < 0 || first_of_box + x >= pieces.width)
+              if (!pieces.is_inside(pieces.inside(first_of_box), x))
                 box.at(Lane::vector_at(pieces, row, x, first_vector + v) / 2 + c) = 0;
       }
   return box;
@@ -141,7 +141,7 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
   const std::int64_t group_channels = of.channels / g.groups;
   const GatheredPieces pieces(p, tile, columns, kValueBytes);
   EXPECT_LE(pieces.bytes(), kSlotBytes);
-  (pieces.by_parity ? all.apart : pieces.flat ? all.flat : all.rows) += 1;
+  (pieces.apart == 2 ? all.apart : pieces.flat ? all.flat : all.rows) += 1;
   int checked = 0;
   for (int phase = 0; phase < p.phases(); ++phase) {
     const int i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i) * p.joined;
@@ -190,7 +190,8 @@ int check_both(const ConvTranspose2dGeometry& g, const Fold& fold, bool transpos
          (can_gather(p, columns, 4) ? check<4>(g, fold, transposed, p, tile, random, all) : 0);
 }
 
-/// Rows of what is read are whole vectors, half of the time, or begin at even elements, of many channels.
+/// Half of the time rows of what is read are whole vectors; a quarter begin at even elements, with as many
+/// channels as every second one may be read of.
 void align_rows(ConvCase& c, bool transposed, ConvRandom& random) {
   const std::int64_t whole = std::array{1, 2, 8, 8}[static_cast<std::size_t>(random.in(0, 3))];
   if (whole == 2)
@@ -276,7 +277,8 @@ TEST(ConvBoxGather, MeetsAllBanks) {
       std::set<int> to, from;
       for (int lane = first; lane < first + 8; ++lane) {
         const GatherLane<kValueBytes> l(pieces, lane);
-        to.insert(static_cast<int>(l.to_of(pieces, 3 * kPixelBytes, 0, 0)) / kVectorBytes % 8);
+        to.insert(static_cast<int>(l.to_of(pieces, 3 * kPixelBytes, 0, of_column - vectors)) / kVectorBytes %
+                  8);
         from.insert(l.from_of(1) / kVectorBytes % 8);
       }
       EXPECT_EQ(to.size(), 8u) << vectors << " vectors, fold " << log_fold;
@@ -288,6 +290,18 @@ TEST(ConvBoxGather, MeetsAllBanks) {
     check.operator()<2>(vectors, of_column, log_fold);
     if (log_fold == 0) check.operator()<4>(vectors, of_column, log_fold);
   }
+}
+
+// What is beyond a row of a flat image is known, however far that is.
+TEST(ConvBoxGather, KnowsColumnsInside) {
+  GatheredPieces pieces;
+  for (pieces.width = 1; pieces.width < 200000; pieces.width = pieces.width * 3 / 2 + 1)
+    for (const int first :
+         {-kFarOutside / 2, -65540, -65536, -65535, -32767, -70, -2, 0, 1, 61, 32768, 100000})
+      for (int column = 0; column < 2 * kMostOfBox; ++column)
+        EXPECT_EQ(pieces.is_inside(pieces.inside(first), column),
+                  first + column >= 0 && first + column < pieces.width)
+            << first << " + " << column << " of " << pieces.width;
 }
 
 // A sample of an image is scaled for only where all of it is read.

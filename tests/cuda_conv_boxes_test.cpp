@@ -452,10 +452,10 @@ TEST_F(CudaConvBoxes, ManyTaps) {
 
 // Boxes that warps make (box_gather.h): of narrow images and wide ones, several images in a tile, phases
 // without taps, rows that are apart, groups, several chunks and parts of one, sums that are split, folded
-// columns of few channels; rows that begin anywhere, channels too; and views that are not aligned, whose boxes
-// are of a copy after all.
+// columns of few channels; rows that begin anywhere, channels too; and views that are not aligned, whose
+// boxes are of a copy after all.
 TEST_F(CudaConvBoxes, GatheredFromNchw) {
-  int gathered = 0;
+  int gathered = 0, by_parity = 0;
   Share share;
   for (const Layer& l :
        {Layer{{3, 64, 33, 64}, 64, {3, 3}, {}}, Layer{{3, 64, 33, 72}, 72, {3, 7}, {.padding = {1, 3}}},
@@ -475,8 +475,10 @@ TEST_F(CudaConvBoxes, GatheredFromNchw) {
         Layer{{3, 64, 36, 62}, 64, {3, 3}, {.padding = {0, 1}}}, Layer{{3, 64, 34, 62}, 64, {3, 3}, {}},
         Layer{{2, 64, 40, 304}, 72, {3, 3}, {}}, Layer{{2, 128, 20, 22}, 80, {3, 3}, {.padding = 1}},
         Layer{{2, 128, 18, 22}, 64, {3, 5}, {.padding = {2, 1}}}, Layer{{9, 32, 6, 6}, 40, {3, 3}, {}},
-        Layer{{40, 32, 6, 10}, 64, {3, 3}, {.padding = 1}}, Layer{{3, 32, 60, 130}, 32, {3, 3}, {.padding = 1}},
-        Layer{{3, 32, 58, 130}, 32, {3, 7}, {.padding = 1}}, Layer{{3, 16, 30, 66}, 16, {3, 3}, {.padding = 1}},
+        Layer{{40, 32, 6, 10}, 64, {3, 3}, {.padding = 1}},
+        Layer{{3, 32, 60, 130}, 32, {3, 3}, {.padding = 1}},
+        Layer{{3, 32, 58, 130}, 32, {3, 7}, {.padding = 1}},
+        Layer{{3, 16, 30, 66}, 16, {3, 3}, {.padding = 1}},
         Layer{{2, 96, 10, 34}, 96, {3, 3}, {.padding = 1, .groups = 3}},
         Layer{{5, 64, 14, 14}, 32, {4, 4}, {.stride = 2, .padding = 1}},
         Layer{{4, 24, 20, 23}, 64, {3, 3}, {.stride = {5, 1}, .padding = {1, 2}, .dilation = 2}},
@@ -497,12 +499,18 @@ TEST_F(CudaConvBoxes, GatheredFromNchw) {
         const ConvExplanation e = cu::explain_on(g, way.dtype, Layout::nchw, true);
         for (const ConvChoice& c : {e.forward, e.input_gradient})
           if (c.variant.find("gathered from nchw") != std::string::npos) ++gathered;
+        const conv_gemm::BoxWay forward = box_way(way, g, conv_gemm::BoxResults::rows);
+        if (forward.choice.gathers())
+          by_parity += conv_gemm::GatheredPieces(forward.plan, forward.choice.tile, forward.plan.folded_from,
+                                                 static_cast<int>(size_of(way.dtype)))
+                           .apart == 2;
         expect_as_tensor(way, x, w, randn({l.co}).to(kCuda), l.options, 0.25);
       }
     }
   }
   if (test_share() == 1) {
     EXPECT_GT(gathered, 110);
+    EXPECT_GT(by_parity, 5);
   }
 }
 

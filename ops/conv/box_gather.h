@@ -2,13 +2,16 @@
 // comes to shared memory of a row, and what each lane takes from there to which place of a box. Host
 // arithmetic, too, for tests.
 //
-// The tensor memory accelerator brings pieces of rows, of all channels of a box, as they lie: a piece begins
-// at a multiple of kVectorBytes. Warps transpose them, 8 channels and 8 pixels at a time, as matrices. Of
-// folded columns (fold.h) some lie at one place, each with its own vectors of channels.
+// The tensor memory accelerator brings pieces of rows, of a box's channels, as they lie: in memory a piece
+// begins at a multiple of kVectorBytes. Warps transpose them, 8 channels and 8 pixels at a time, as matrices.
+// Of folded columns (fold.h) some lie at one place, each with its own vectors of channels.
 //
 //   columns of the image, box from column 3 on, pitch 5:    [0 1 2 3 4 5 6 7] [8 9 ..      pieces
 //   places of the row                                              0 1 2 3 4
 #pragma once
+
+#include <algorithm>
+#include <iterator>
 
 #include <tapedeck/ops/conv/box_plan.h>
 
@@ -17,6 +20,8 @@ namespace tapedeck::conv_gemm {
 // Warps that transpose, and slots for pieces on the way to them, each warp's own.
 inline constexpr int kGatherWarps = 2, kSlotBytes = 4096;
 inline constexpr int kSlots[] = {4, 8, 12}, kMostSlots = 12;  // as many as kernels have
+static_assert(std::all_of(std::begin(kSlots), std::end(kSlots),
+                          [](int n) { return n % kGatherWarps == 0 && n <= kMostSlots; }));
 /// Behind the slots: where lanes write what is of no place.
 inline constexpr int kNowhereBytes = 32 * kVectorBytes;
 /// Of shared memory for so many slots, if any.
@@ -41,10 +46,9 @@ struct GatheredPieces {
     while (1 << log_fold < fold) ++log_fold;
     width = p.from_w * fold, channel = p.from_h * width;
     const auto are_whole = [&](std::int64_t elements) { return elements * value_bytes % kVectorBytes == 0; };
-    flat = !are_whole(width), by_parity = !are_whole(channel);
+    flat = !are_whole(width), apart = are_whole(channel) ? 1 : 2;
     of_column = fold > 1 ? p.vectors / fold : 2 * p.steps(0);
-    parts = by_parity ? 2 : 1;
-    vectors = of_column / parts;
+    vectors = of_column / apart;
     row_bytes = vectors > 4 ? 64 : 128;
     pixels = row_bytes / value_bytes, align = kVectorBytes / value_bytes;
     lines = t.images * t.box_rows;
@@ -54,28 +58,37 @@ struct GatheredPieces {
         most =
             std::max(most, !flat && t.columns * fold % align == 0 ? before(taps.origin * fold) : align - 1);
     each = (most + t.pitch * fold + pixels - 1) / pixels;
-    last = (each - 1) * pixels;
   }
   /// Columns between the begin of a piece and column c, which may be negative.
   TAPEDECK_HD int before(int c) const { return c & (align - 1); }
-  TAPEDECK_HD int all() const { return lines * parts * each; }  // of a box
+  TAPEDECK_HD int all() const { return lines * apart * each; }  // of a box
   int bytes() const { return vectors * kGatheredElements * row_bytes; }
-  /// Where row y of a part's first channel has column c, if images are flat, from where part 0 begins: of
-  /// rows outside of the image what is outside, too.
-  TAPEDECK_HD int flat_column(int part, int y, int height, int c) const {
-    return y >= 0 && y < height ? part * channel + y * width + c : channel * parts;
+  /// Of flat images: where row y of the first channel of the even ones (0) or the odd ones (1) has column c,
+  /// on the map's first axis. Of rows outside of the image the axis' end, behind which there are zeros.
+  /// (can_gather() and positions_fit() keep it within 31 bits.)
+  TAPEDECK_HD int flat_column(int odd, int y, int height, int c) const {
+    return y >= 0 && y < height ? odd * channel + y * width + c : channel * apart;
+  }
+  /// Of a box from column `first` of the image on: which of its columns are of the image, the first, and <<
+  /// 16 the end of them; both at most 32767, which is more than a box has.
+  TAPEDECK_HD int inside(int first) const {
+    const int begin = first < 0 ? -first : 0, end = width > first ? width - first : 0;
+    return (begin < 0x7fff ? begin : 0x7fff) | (end < 0x7fff ? end : 0x7fff) << 16;
+  }
+  TAPEDECK_HD static bool is_inside(int inside, int column) {
+    return column >= (inside & 0xffff) && column < inside >> 16;
   }
   /// Vectors of a column's even channels that are before those of the odd ones; 0: all are in order.
-  TAPEDECK_HD int of_parity() const { return by_parity ? vectors : 0; }
+  TAPEDECK_HD int of_parity() const { return apart == 1 ? 0 : vectors; }
 
-  int vectors = 0, of_column = 0;        // of a piece, and of all a column's, of the chunk that has most
-  int row_bytes = 0, pixels = 0;         // of a piece, in each channel
-  int align = 1;                         // columns at which pieces begin
-  int lines = 0, parts = 1, each = 0;    // rows of a box; of its channels, 1 or 2; pieces of such a row
-  int last = 0;                          // column of a box at or before which the last of these begins
-  int log_fold = 0;                      // 0 or 1
-  bool flat = false, by_parity = false;  // by_parity: parts are the even and the odd channels
-  int width = 0, channel = 0;            // of the image, elements
+  int vectors = 0, of_column = 0;  // of a piece; of a column, of the chunk that has most
+  int row_bytes = 0, pixels = 0;   // of a piece, in each channel
+  int align = 1;                   // columns at which pieces begin
+  int apart = 1;                   // channels of a piece, in the image: 2 where parity counts
+  int lines = 0, each = 0;         // rows of a box; pieces of one, of the same channels
+  int log_fold = 0;                // 0 or 1
+  bool flat = false;
+  int width = 0, channel = 0;  // of the image, elements
 };
 
 /// Which channel of a chunk is element e of its vector v.
@@ -181,8 +194,9 @@ inline bool reads_all(const BoxAxis& a, int size) {
 inline bool may_be_sampled(const BoxPlan& p) {
   return reads_all(p.h, p.from_h) && reads_all(p.w, p.from_w);
 }
-/// Whether warps can make a plan's boxes: all columns are read, and every channel, or every second one,
-/// begins at a whole vector; of pairs of folded columns all channels are in one box.
+/// Whether warps can make a plan's boxes: all columns are read, and every channel begins at a whole vector,
+/// or every second one does, of columns of 4 or 8 vectors in chunks that are whole, if there are several; of
+/// pairs of folded columns all channels are in one box.
 inline bool can_gather(const BoxPlan& p, int fold, int value_bytes) {
   if (p.w.step != 1 || (fold != 1 && (fold != 2 || p.chunks != 1 || p.vectors % 4 != 0))) return false;
   const std::int64_t width = std::int64_t{p.from_w} * fold, channel = p.from_h * width;
@@ -195,12 +209,14 @@ inline bool can_gather(const BoxPlan& p, int fold, int value_bytes) {
          (p.chunks == 1 || p.from_channels % (kVectors * kGatheredElements) == 0);
 }
 
-/// The part of tiles, so many along an axis of size pixels, whose boxes reach beyond it.
+/// About which part of tiles, so many along an axis of `size` pixels, has boxes that reach beyond it.
 inline double tiles_at_border(const BoxAxis& a, int size, std::int64_t tiles) {
   for (int i = 0; i < a.phases * a.reads; ++i) {
     const BoxTaps& t = a.of[i];
-    const int last = t.origin + t.first + (t.taps - 1) * t.shift + a.count[i / a.reads] - 1;
-    if (t.taps > 0 && (t.origin < 0 || last >= size)) return std::min(1.0, 2.0 / static_cast<double>(tiles));
+    const int results = a.count[i / a.reads];
+    if (t.taps == 0 || results == 0 || t.origin == kFarOutside) continue;
+    if (t.origin < 0 || t.origin + t.first + (t.taps - 1) * t.shift + results > size)
+      return std::min(1.0, 2.0 / static_cast<double>(tiles));
   }
   return 0;
 }
@@ -210,10 +226,8 @@ inline double tiles_at_border(const BoxAxis& a, int size, std::int64_t tiles) {
 inline double gather_clocks(const GatheredPieces& pieces, int parts, int value_bytes, int slots,
                             double at_border) {
   constexpr double kLatency = 2200, kClear = 300;
-  const double of_slot = value_bytes == 2 ? 220
-                         : parts == 1     ? 230
-                                          : 340,
-               made = of_slot * pieces.bytes() / kSlotBytes + 60 + (pieces.flat ? kClear * at_border : 0);
+  const double of_slot = value_bytes == 2 ? 220 : parts == 1 ? 270 : 360;
+  const double made = of_slot * pieces.bytes() / kSlotBytes + 60 + (pieces.flat ? kClear * at_border : 0);
   return pieces.all() * std::max(made, kLatency / slots);
 }
 

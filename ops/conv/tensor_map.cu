@@ -75,10 +75,9 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
 CUtensorMap piece_map(const Tensor& images, int groups, const GatheredPieces& pieces) {
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
   const DType dtype = images.dtype();
-  const std::int64_t apart = pieces.parts, width = pieces.flat ? apart * pieces.channel : pieces.width,
-                     height = pieces.flat ? 1 : pieces.channel / pieces.width,
-                     channels = images.size(1) / groups, bytes = static_cast<std::int64_t>(size_of(dtype)),
-                     channel = bytes * pieces.channel;
+  const std::int64_t apart = pieces.apart, width = pieces.flat ? apart * pieces.channel : pieces.width,
+                     height = pieces.flat ? 1 : images.size(2), channels = images.size(1) / groups,
+                     bytes = static_cast<std::int64_t>(size_of(dtype)), channel = bytes * pieces.channel;
   const cuuint64_t sizes[5] = {u64(width), u64(height), u64(channels / apart), u64(groups),
                                u64(images.size(0))},
                    strides[4] = {u64(bytes * width), u64(apart * channel), u64(channels * channel),

@@ -38,11 +38,11 @@
 // sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
 // Boxes of nchw images may be made by two warps of the kernel, from pieces of rows that the accelerator
-// brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower:
-// transposing loads of 16 bytes to registers, which wait for each other; 4 bytes along rows by cp.async, 370
-// instructions for 64 columns of 32 channels where now it is some 155; the same by seven warps. What mattered
-// then: room for a third stage of weights (kb57 in bfloat16 on an H100 1.82 -> 1.61 ms, four slots for pieces
-// instead of six), and that rows which begin anywhere are slow to write in parts (PartsOfRows in box_plan.h).
+// brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower: transposing loads of 16
+// bytes to registers, which wait for each other; 4 bytes along rows by cp.async, 370 instructions for 64
+// columns of 32 channels where now it is some 155; the same by seven warps. What mattered then: room for a
+// third stage of weights, and that rows which begin anywhere are slow to write in parts (PartsOfRows in
+// box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
 // 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:
@@ -75,12 +75,11 @@ struct BoxKernel {
   static constexpr int N = kPlaces, kParts = Math::kOperandParts;
   static constexpr int kJoined = kOfPlace;  // phases of columns in a tile
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr bool kCanGather =
-      sizeof(typename Math::Element) == 2 && places_can_gather(kParts, kJoined, N);
   static constexpr int kSums = N / 2;  // of a consumer and a phase
-  // What brings and makes boxes has the registers that consumers leave: most where sums are not the most.
-  static constexpr bool kManySums = kParts == 2 ? (kJoined + 1) * kSums > 168 : kJoined * kSums > 128;
-  static constexpr int kConsumerRegisters = kManySums ? 232 : 224, kOtherRegisters = kManySums ? 40 : 56;
+  // Consumers of kernels that can gather leave registers to what does.
+  static constexpr bool kSpares = places_can_gather(kParts, kJoined, N);
+  static constexpr bool kCanGather = sizeof(typename Math::Element) == 2 && kSpares;
+  static constexpr int kConsumerRegisters = kSpares ? 224 : 232, kOtherRegisters = kSpares ? 56 : 40;
   static constexpr int kTurns = 3;  // the first of two named barriers
 
   template <class F>

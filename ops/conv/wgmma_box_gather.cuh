@@ -9,17 +9,18 @@
 //
 // A box that serves few products costs more to make than to copy: map_way() estimates both.
 //
-// On an H100, of the time with a copy, forward and input gradient (layers of bench/conv_shapes.h): in bfloat16
-// kb57 0.55 and 0.87, kb65 0.78 and 0.84, kb69 0.89 and 0.71, kb71 0.55 and 0.86; as scaled halves in TF32
-// 0.83 and 0.94, 0.88 and 0.83, 0.92 and 0.85, 0.83 and 0.91; in two parts 0.86 and 0.90, 1.04 and 1.0, 1.0
-// and 0.82, 0.90 and 0.86.
+// On an H100, of the time with a copy, forward and input gradient (layers of bench/conv_shapes.h): in
+// bfloat16 kb57 0.55 and 0.87, kb65 0.78 and 0.84, kb69 0.89 and 0.71, kb71 0.55 and 0.86; as scaled halves
+// in TF32 0.83 and 0.94, 0.88 and 0.83, 0.92 and 0.85, 0.83 and 0.91; in two parts 0.86 and 0.90, 1.04
+// and 1.0, 1.0 and 0.82, 0.90 and 0.86.
 //
-// What mattered: the number of instructions of the thread that brings, one after another (registers of its
-// warps, which consumers can spare; addresses that are kept); slots for pieces on their way, of which float32
-// needs more (kb71 in TF32 0.76 ms with 4, 0.65 with 8) where they leave boxes their room; and the order of
-// channels (box_gather.h). What did not: pieces of 32 channels also where all 64 begin alike (TF32 up to 1.2
-// times as long).
+// What mattered: that the thread that brings has few instructions a piece (more registers, which consumers
+// can spare, and addresses that are kept); the order of channels (box_gather.h); and the number of slots, of
+// which float32 needs more where they leave boxes their room (kb71 in TF32: 0.76 ms with 4, 0.65 with 8).
+// What did not: pieces of 32 channels also where all 64 begin alike (TF32 up to 1.2 times as long).
 #pragma once
+
+#include <cstddef>
 
 #include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/scaled_half.cuh>
@@ -32,7 +33,7 @@ struct alignas(16) GatheredPiece {
   static constexpr int kEnd = -1;
   int row;     // where its line's first place begins in the boxes' memory
   int column;  // of the box, of its first pixel
-  int inside;  // columns of the box that are of the image: the first, and << 16 the end of them
+  int inside;  // GatheredPieces::inside(): of flat images
   int box;  // stage, the piece's first vector << 8, the parity of the turn to wait for << 16, whether there
             // is one << 17; or kEnd: there are no more pieces
 
@@ -65,7 +66,7 @@ __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts
   // Kept: the compiler would find addresses of shared memory anew for each piece.
   const unsigned full = kept(shared_address(barriers.full)), memory = kept(shared_address(slots)),
                  end_of_slots = static_cast<unsigned>(call.slots) * kBarrier;
-  constexpr unsigned kEmpty = sizeof(barriers.full), kPieces = kEmpty + sizeof(barriers.empty);
+  constexpr unsigned kEmpty = offsetof(GatherBarriers, empty), kPieces = offsetof(GatherBarriers, pieces);
   unsigned slot = 0, parity = 1;  // slot: times kBarrier
   const auto begin_slot = [&](const GatheredPiece& piece) {
     Barrier::wait_at(full + kEmpty + slot, parity);
@@ -87,19 +88,18 @@ __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts
       const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
       const bool outside = h.origin == kFarOutside || w.origin == kFarOutside;
       const int first = outside ? 0 : (tile.column + w.origin) << pieces.log_fold,
-                channel = box.chunk * (kVectors * kGatheredElements) / pieces.parts,
+                channel = box.chunk * (kVectors * kGatheredElements) / pieces.apart,
                 first_row = outside ? p.from_h : (tile.row + h.origin) * p.h.step + h.remainder;
-      GatheredPiece piece{0, 0, max(0, -first) | max(0, min(pieces.width - first, 0x7fff)) << 16,
-                          GatheredPiece::box_of(stage, turn)};
+      GatheredPiece piece{0, 0, pieces.inside(first), GatheredPiece::box_of(stage, turn)};
 #pragma unroll 1
-      for (int part = 0; part < pieces.parts; ++part) {
+      for (int odd = 0; odd < pieces.apart; ++odd) {
         piece.row = stage * parts * call.box_bytes;
 #pragma unroll 1
         for (int image = tile.image; image < tile.image + call.tile.images; ++image) {
           int y = first_row;
 #pragma unroll 1
           for (int row = 0; row < call.tile.box_rows; ++row) {
-            const int column = kFlat ? pieces.flat_column(part, y, p.from_h, first) : first;
+            const int column = kFlat ? pieces.flat_column(odd, y, p.from_h, first) : first;
             int from = column - pieces.before(column);
             piece.column = from - column;
 #pragma unroll 1
@@ -149,14 +149,14 @@ class BoxGatherer {
   __device__ __forceinline__ void run(int warp, GatherBarriers& barriers, Barrier* full, Barrier* empty) {
     constexpr unsigned kBarrier = sizeof(Barrier);
     const unsigned full_slots = kept(shared_address(barriers.full)),
-                   empty_slots = full_slots + sizeof(barriers.full),
-                   pieces = empty_slots + sizeof(barriers.empty), full_boxes = kept(shared_address(full)),
-                   empty_boxes = kept(shared_address(empty));
+                   empty_slots = full_slots + offsetof(GatherBarriers, empty),
+                   pieces = full_slots + offsetof(GatherBarriers, pieces),
+                   full_boxes = kept(shared_address(full)), empty_boxes = kept(shared_address(empty));
     unsigned turn = 0;
 #pragma unroll 1
     for (int slot = warp;;) {
       Barrier::wait_at(full_slots + slot * kBarrier, turn);
-      const GatheredPiece piece = of_warp(pieces + slot * sizeof(GatheredPiece));
+      const GatheredPiece piece = read_piece(pieces + slot * sizeof(GatheredPiece));
       if (piece.box == GatheredPiece::kEnd) break;
       if (piece.waits()) Barrier::wait_at(empty_boxes + piece.stage() * kBarrier, piece.parity());
       transpose<false>(piece, slots_ + slot * kSlotBytes);
@@ -175,7 +175,7 @@ class BoxGatherer {
 
  private:
   /// Read by the lane that gives the slot back: racecheck does not follow others (docs/sanitizers.md).
-  __device__ __forceinline__ static GatheredPiece of_warp(unsigned shared) {
+  __device__ __forceinline__ static GatheredPiece read_piece(unsigned shared) {
     uint4 x{};
     if (threadIdx.x % 32 == 0) x = load_words(shared);
     return {static_cast<int>(uniform(x.x)), static_cast<int>(uniform(x.y)), static_cast<int>(uniform(x.z)),
@@ -194,14 +194,14 @@ class BoxGatherer {
   /// Makes zeros of what a piece of a flat image has beyond its row.
   __device__ __forceinline__ void clear_outside(const GatheredPiece& piece) const {
     const GatheredPieces& pieces = call_.pieces;
-    const int begin = piece.inside & 0xffff, end = piece.inside >> 16;
-    const int columns = call_.tile.pitch << pieces.log_fold;
-    if (max(piece.column, 0) >= begin && min(piece.column + pieces.pixels, columns) <= end) return;
+    const int columns = call_.tile.pitch << pieces.log_fold, first = max(piece.column, 0),
+              last = min(piece.column + pieces.pixels, columns) - 1;
+    if (pieces.is_inside(piece.inside, first) && pieces.is_inside(piece.inside, last)) return;
     __syncwarp();
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < pieces.pixels; i += 32) {
       const int column = piece.column + i;
-      if (column < 0 || column >= columns || (column >= begin && column < end)) continue;
+      if (column < 0 || column >= columns || pieces.is_inside(piece.inside, column)) continue;
 #pragma unroll 1
       for (int v = 0; v < pieces.vectors; ++v) {
         const unsigned to =

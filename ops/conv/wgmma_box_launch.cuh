@@ -75,6 +75,7 @@ struct WeightTile {
 /// weights as they lie, a thread kNear neighbours, always the same taps or where weights have their channels
 /// last, some channels, and writes whole rows of vectors. What counts here is instructions (a profile on an
 /// H200: 2.5 a clock), so a block looks for the places of its taps once.
+/// `of_parity`: the order of channels (gathered_channel()).
 template <class Math, int kNear, bool kLast>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
@@ -207,8 +208,8 @@ void pack_box_weights(const BoxArguments& call, const WeightStrides& strides, co
                               dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)), kThreads,
                               tile.shared_bytes(sizeof(Value)), p, strides, tile,
                               static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
-                              call.in_order, call.slots > 0 ? call.pieces.of_parity() : 0,
-                              call.largest_weight, packed, preparations.next_is_beside());
+                              call.in_order, call.pieces.of_parity(), call.largest_weight, packed,
+                              preparations.next_is_beside());
   };
   const int taps = strides.kernel_h * strides.kernel_w, channels = static_cast<int>(w.size(1));
   const bool quads = (strides.last ? channels : taps) % 4 == 0 && is_aligned(w.read(), sizeof(Value));
