@@ -83,7 +83,7 @@ if [ "$tests" != none ]; then
   done | tee "$logs/tests.txt"
   for word in "${words[@]:3}"; do
     case $word in  # in parts what takes longest
-      cuda_conv | cuda_conv_boxes) printf "$word %d 4\n" 0 1 2 3 ;;
+      cuda_conv | cuda_conv_boxes) for share in 0 1 2 3; do echo "$word $share 4"; done ;;
       *) echo "$word" ;;
     esac
   done | { grep -E "$tests" || true; } | xargs -r -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |

@@ -138,8 +138,8 @@ struct InPlaceCost {
   static constexpr double kMostLanes = 10.0 / 3;
 
   /// Whether rows are long enough, and lanes filled well enough, for the estimates to be trusted: at most so
-  /// many lanes of taps for one that is used. (4 channels in vectors of 16, on Zen 4: input gradients of 7
-  /// random layers took 0.43 to 1.13 of the time, 0.8 in the mean; weight gradients up to 1.6.)
+  /// many lanes of taps for one that is used. (4 channels in vectors of 16, on Zen 4: input gradients of 6
+  /// random layers took 0.49 to 1.2 of the time, 0.85 in the mean; weight gradients up to 1.6.)
   bool is_worth_it(double most_lanes) const {
     const auto used = static_cast<double>(g.w.kernel * g.group_ci()),
                lanes_of_taps = static_cast<double>(fold.axis.kernel * fold.width);
