@@ -9,16 +9,18 @@
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
 // and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
 // _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
-// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried (ops/conv/autotune.h). The time is a median
-// over replays, after a rest; a graph holds enough calls for a millisecond. GFLOP count the taps that reach
-// an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what explain() says of it, and the share of
-// its limit that was reached. The first line tells the bandwidth of a copy of 1 GiB, reading and writing, in
-// this run.
+// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
+// (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
+// library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
+// GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what
+// explain() says of it, and the share of its limit that was reached. The first line tells the bandwidth of a
+// copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -195,7 +197,10 @@ int main(int argc, char** argv) {
     only_list |= flag == "--list";
     only_terms |= flag == "--terms";
     twice |= flag == "--twice";
-    if (flag == "--tune") set_conv_autotune(ConvAutotuneOptions{.budget_seconds = 3600});
+    if (flag == "--tune") {
+      const char* const file = std::getenv("TAPEDECK_CONV_AUTOTUNE");
+      set_conv_autotune(ConvAutotuneOptions{.file = file ? file : "", .budget_seconds = 3600});
+    }
     if (i + 1 == argc) break;
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];

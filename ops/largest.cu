@@ -7,6 +7,7 @@
 #include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/preparations.cuh>
 
 namespace tapedeck::cu {
 
@@ -43,15 +44,15 @@ struct Operand {
 };
 
 __global__ void __launch_bounds__(kWords) clear_kernel(unsigned* words) {
-  await_previous();
+  begin_preparation(false);
   words[threadIdx.x] = 0;
 }
 
-/// Block (x, i) has a share of operand i.
+/// Block (x, i) has a share of operand i. `beside`: the kernel that clears the words, which is needed last.
 __global__ void __launch_bounds__(kThreads)
     largest_kernel(const __grid_constant__ Operand a, const __grid_constant__ Operand b, unsigned* largest_a,
-                   unsigned* largest_b) {
-  await_previous();
+                   unsigned* largest_b, bool beside) {
+  begin_preparation(beside);
   const Operand& operand = blockIdx.y == 0 ? a : b;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x,
                      threads = std::int64_t{gridDim.x} * kThreads;
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t i = operand.first + thread; i < operand.count; i += threads)
     most = max(most, magnitude(operand.data[i]));
   if (most > 0) most = min(most + operand.room, 0x7f7fffffu);
+  end_preparation(beside);
   raise_largest<kThreads>(blockIdx.y == 0 ? largest_a : largest_b, most);
 }
 
@@ -101,14 +103,15 @@ struct Words {
   int used = 0;
 };
 
-std::shared_ptr<unsigned> next_words(Device device, std::uint64_t capture) {
+/// `cleared`: becomes true where a kernel was queued that clears them.
+std::shared_ptr<unsigned> next_words(Device device, std::uint64_t capture, bool& cleared) {
   // Not its owner: then memory would outlive its allocator.
   thread_local std::weak_ptr<Words> current;
   const Context& context = Context::current(device);
   std::shared_ptr<Words> words = current.lock();
   if (words == nullptr || !words->serves(context, capture)) {
     words = std::make_shared<Words>(context, capture);
-    current = words;
+    current = words, cleared = true;
   }
   auto* const first = static_cast<unsigned*>(words->storage.data()) + words->used;
   words->used += 2;
@@ -119,8 +122,9 @@ std::shared_ptr<unsigned> next_words(Device device, std::uint64_t capture) {
 
 std::shared_ptr<unsigned> new_largest(const Tensor& y) {
   const bool is_asked_for = y.dtype() == DType::float32 && conv_gemm::has_wgmma(y.device());
-  return is_asked_for && y.count() > kMostSoonRead ? next_words(y.device(), current_capture(y.device()))
-                                                   : nullptr;
+  if (!is_asked_for || y.count() <= kMostSoonRead) return nullptr;
+  bool cleared = false;
+  return next_words(y.device(), current_capture(y.device()), cleared);
 }
 
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words) {
@@ -132,6 +136,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
   unsigned* found[2] = {};
   unsigned count = 0;
   std::int64_t most = 1;
+  bool cleared = false;
   const std::uint64_t capture = current_capture(a.device());  // one question to the driver
   const auto find = [&](const Tensor& x, Next next, int i) {
     // A kept copy goes with the words that it was scaled by, even if the tensor has forgotten them.
@@ -141,7 +146,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
       if (words_[i] != nullptr) OperandCopies::keep(x, {}, words_[i]);
     }
     if (words_[i] == nullptr) {
-      const std::shared_ptr<unsigned> words = next_words(x.device(), capture);
+      const std::shared_ptr<unsigned> words = next_words(x.device(), capture, cleared);
       OperandCopies::keep(x, {}, words);
       words_[i] = words;
       Operand operand(x);
@@ -159,7 +164,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
       std::clamp<std::int64_t>(ceil_div(most, kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));
   launch_kernel("conv: largest magnitudes", a.device(), largest_kernel,
                 dim3(grid_size("conv", blocks), count), kThreads, operands[0], operands[1], found[0],
-                found[1]);
+                found[1], cleared);
 }
 
 }  // namespace tapedeck::cu

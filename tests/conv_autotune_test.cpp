@@ -1,13 +1,16 @@
 // The autotuner's policy and file, with made-up times: no GPU.
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tapedeck/ops/conv/tiled.h>
 #include <tapedeck/ops/conv/tuner.h>
 
 #include "errors.h"
@@ -23,28 +26,33 @@ using ::testing::HasSubstr;
 
 /// Times in microseconds, the estimated choice's first; 0: the algorithm fails.
 struct FakeTrial final : ConvTrial {
-  explicit FakeTrial(std::vector<std::pair<Algorithm, double>> of) : times(std::move(of)) {}
+  explicit FakeTrial(std::vector<std::pair<ConvCandidate, double>> of) : times(std::move(of)) {}
 
-  std::vector<Algorithm> candidates() override {
-    std::vector<Algorithm> all;
-    for (const auto& [algorithm, time] : times) all.push_back(algorithm);
+  std::vector<ConvCandidate> candidates() override {
+    std::vector<ConvCandidate> all;
+    for (const auto& [candidate, time] : times) all.push_back(candidate);
     return all;
   }
-  double seconds(Algorithm algorithm, double best) override {
-    measured.push_back(algorithm);
+  double seconds(const ConvCandidate& candidate, double best) override {
+    const auto before = std::count(measured.begin(), measured.end(), candidate.algorithm);
+    measured.push_back(candidate.algorithm);
     bests.push_back(best);
     std::this_thread::sleep_for(std::chrono::milliseconds(takes_ms));
-    for (const auto& [a, time] : times)
-      if (a == algorithm && time > 0) return time * 1e-6;
+    if (candidate.algorithm == lucky && before > 0) return 95e-6;
+    check(candidate.algorithm != fails_again || before == 0, "out of memory");
+    for (const auto& [c, time] : times)
+      if (c == candidate && time > 0) return time * 1e-6;
     throw Error("out of memory");
   }
-  bool matches(Algorithm algorithm) override {
-    compared.push_back(algorithm);
-    check(algorithm != fails_when_compared, "out of memory");
-    return algorithm != wrong;
+  bool matches(const ConvCandidate& candidate) override {
+    compared.push_back(candidate.algorithm);
+    check(candidate.algorithm != fails_when_compared, "out of memory");
+    return candidate.algorithm != wrong;
   }
 
-  std::vector<std::pair<Algorithm, double>> times;
+  std::vector<std::pair<ConvCandidate, double>> times;
+  // The second time this takes 95 microseconds, and that fails.
+  Algorithm lucky = Algorithm::automatic, fails_again = Algorithm::automatic;
   Algorithm wrong = Algorithm::automatic, fails_when_compared = Algorithm::automatic;
   int takes_ms = 0;
   std::vector<Algorithm> measured, compared;
@@ -80,19 +88,19 @@ TEST(ConvAutotune, TakesTheFastestAndRemembersIt) {
       {{Algorithm::wgmma, 100}, {Algorithm::tensor, 120}, {Algorithm::strip, 60}, {Algorithm::direct, 70}});
   EXPECT_EQ(tuner.known(question()), std::nullopt);
   EXPECT_EQ(tuner.choose(question(), trial), Algorithm::strip);
-  EXPECT_THAT(trial.measured,
-              ElementsAre(Algorithm::wgmma, Algorithm::tensor, Algorithm::strip, Algorithm::direct));
-  EXPECT_THAT(trial.bests,
-              ElementsAre(testing::Gt(1e9), DoubleEq(100e-6), DoubleEq(100e-6), DoubleEq(60e-6)));
+  EXPECT_THAT(trial.measured, ElementsAre(Algorithm::wgmma, Algorithm::tensor, Algorithm::strip,
+                                          Algorithm::direct, Algorithm::wgmma, Algorithm::strip));
+  EXPECT_THAT(trial.bests, ElementsAre(testing::Gt(1e9), DoubleEq(100e-6), DoubleEq(100e-6), DoubleEq(60e-6),
+                                       DoubleEq(60e-6), DoubleEq(60e-6)));
   EXPECT_THAT(trial.compared, ElementsAre(Algorithm::strip)) << "only what would be taken is compared";
-  EXPECT_EQ(tuner.measurements(), 4);
+  EXPECT_EQ(tuner.measurements(), 6);
 
   FakeTrial again({{Algorithm::wgmma, 1}, {Algorithm::tensor, 2}});
   EXPECT_EQ(tuner.choose(question(), again), Algorithm::strip);
   EXPECT_TRUE(again.measured.empty());
   const auto known = tuner.known(question());
   ASSERT_TRUE(known);
-  EXPECT_EQ(known->algorithm, Algorithm::strip);
+  EXPECT_EQ(known->candidate, Algorithm::strip);
   EXPECT_DOUBLE_EQ(known->microseconds, 60);
   EXPECT_DOUBLE_EQ(known->estimated, 100);
 }
@@ -105,6 +113,22 @@ TEST(ConvAutotune, KeepsTheEstimatedChoiceOfNearlyEqualOnes) {
   EXPECT_DOUBLE_EQ(tuner.known(question())->microseconds, 100);
   FakeTrial faster({{Algorithm::wgmma, 100}, {Algorithm::tensor, 96.5}});
   EXPECT_EQ(tuner.choose(question("other"), faster), Algorithm::tensor);
+}
+
+TEST(ConvAutotune, IsNotTakenInByChance) {
+  ConvTuner tuner({});
+  FakeTrial trial({{Algorithm::wgmma, 100}, {Algorithm::tensor, 80}, {Algorithm::strip, 81}});
+  trial.lucky = Algorithm::tensor;
+  EXPECT_EQ(tuner.choose(question(), trial), Algorithm::strip);
+  EXPECT_DOUBLE_EQ(tuner.known(question())->microseconds, 81);
+
+  FakeTrial fails({{Algorithm::wgmma, 100}, {Algorithm::tensor, 80}, {Algorithm::strip, 81}});
+  fails.fails_again = Algorithm::tensor;
+  EXPECT_EQ(tuner.choose(question("other"), fails), Algorithm::strip);
+  FakeTrial estimate_fails({{Algorithm::wgmma, 100}, {Algorithm::tensor, 80}});
+  estimate_fails.fails_again = Algorithm::wgmma;
+  EXPECT_EQ(tuner.choose(question("third"), estimate_fails), std::nullopt);
+  EXPECT_EQ(tuner.known(question("third")), std::nullopt);
 }
 
 TEST(ConvAutotune, RejectsWhatIsWrongOrFails) {
@@ -200,6 +224,71 @@ TEST(ConvAutotune, ReadsEachAlgorithmThatIsTried) {
   }
 }
 
+TEST(ConvAutotune, TellsTilingsOfAnAlgorithmApart) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "choices";
+  const ConvCandidate tiled{Algorithm::halves, {1, 2, 0, 1, 5, 208, 1, 0, 12}},
+      other{Algorithm::halves, {1, 2, 0, 1, 5, 192, 1, 0, 12}};
+  {
+    ConvTuner tuner({.file = path});
+    FakeTrial trial({{Algorithm::halves, 10}, {other, 8}, {tiled, 5}});
+    EXPECT_EQ(tuner.choose(question(), trial), tiled);
+  }
+  EXPECT_EQ(read_text(path), kHead + kQuestion + "\thalves 1.2.0.1.5.208.1.0.12\t5\t10\n");
+  ConvTuner pinned({.file = path, .pinned = true});
+  FakeTrial never({});
+  EXPECT_EQ(pinned.choose(question(), never), tiled);
+  EXPECT_NE(tiled.tiling.code(), other.tiling.code());
+  EXPECT_NE(ConvTiling({1}).code(), ConvTiling({1, 0}).code());
+  for (const char* text : {"", ".", "1.", ".1", "1..2", "x", "-1", "1000", "1.2.3.4.5.6.7.8.9.10"})
+    EXPECT_THAT(error_of([&] { (void)ConvTiling::parse(text); }),
+                HasSubstr(concat("tiling \"", text, "\" is not legal; legal are up to 9 whole numbers")));
+}
+
+/// The layer of a question.
+ConvTranspose2dGeometry parse_geometry(const std::string& field) {
+  ConvTranspose2dGeometry g;
+  std::istringstream text(field);
+  text >> g.n >> g.ci >> g.co >> g.groups;
+  for (ConvAxis* const a : {&g.h, &g.w})
+    text >> a->in >> a->out >> a->kernel >> a->stride >> a->padding >> a->dilation;
+  EXPECT_TRUE(text) << field;
+  return g;
+}
+
+// Of the library's own choices: each names a tiling that its layer has.
+TEST(ConvAutotune, ShippedChoicesExist) {
+  using namespace conv_gemm;
+  int tiled = 0;
+  for (const auto& [question, choice] : shipped_choices()) {
+    SCOPED_TRACE(question + " " + to_string(choice.candidate));
+    EXPECT_EQ(shipped_choice(question)->candidate, choice.candidate);
+    EXPECT_TRUE(has_shipped_choices(question.substr(0, question.find('\t'))));
+    EXPECT_LT(choice.microseconds, choice.estimated) << "else the estimate will do";
+    std::istringstream fields(question);
+    std::vector<std::string> f;
+    for (std::string field; std::getline(fields, field, '\t');) f.push_back(field);
+    const ConvTranspose2dGeometry g = parse_geometry(f.at(6));
+    if (!choice.candidate.tiling.exists()) continue;
+    ++tiled;
+    const Factors factors = f[2] != "float32" ? Factors{2, 1}
+                            : f[3] == "high"  ? Factors{4, 1}
+                                              : Factors{4, 3};
+    const Layout layout = f[4] == "nhwc" ? Layout::nhwc : Layout::nchw;
+    const ConvAlgorithmScope scope(choice.candidate);
+    if (f[1] == "weight_gradient") {
+      EXPECT_EQ(to_string(weight_grad_taken(g, layout, layout, factors)), to_string(choice.candidate));
+    } else {
+      const bool transposed = f[1] == "forward";
+      const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, factors.element_bytes, 0);
+      EXPECT_EQ(to_string(map_taken(map_way(g, transposed, layout, results, factors))),
+                to_string(choice.candidate));
+    }
+  }
+  EXPECT_EQ(tiled > 0, !shipped_choices().empty());
+  EXPECT_FALSE(has_shipped_choices("NVIDIA"));
+}
+
 TEST(ConvAutotune, KeepsLinesOfOtherGpusAndProcesses) {
   const TemporaryFolder folder;
   const std::string path = folder / "choices", of_a100 = question("NVIDIA A100") + "\ttensor\t5\t6\n";
@@ -227,7 +316,7 @@ TEST(ConvAutotune, ThreadsMakeEachTrialOnce) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(tuner.measurements(), 10);
+  EXPECT_EQ(tuner.measurements(), 20);
 }
 
 TEST(ConvAutotune, NamesTheLineOfADamagedFile) {
@@ -266,6 +355,7 @@ TEST(ConvAutotune, NamesTheLineOfADamagedFile) {
               HasSubstr(": line 3: algorithm \"fast\" is unknown; legal are reference, "));
   EXPECT_THAT(error(with("strip", "planes"), false),
               HasSubstr("\"planes\" is unknown; legal are reference, "));
+  EXPECT_THAT(error(with("strip", "boxes 1.x")), HasSubstr(": line 3: tiling \"1.x\" is not legal; "));
   for (const char* time : {"\t0\t", "\t-2\t", "\t2x\t", "\tinf\t", "\t\t"})
     EXPECT_THAT(error(with("\t2\t", time)), HasSubstr("is no time; legal are microseconds above 0"));
 }

@@ -289,11 +289,10 @@ Values grad_box(const BoxTile& t, int bytes, const std::function<double(int, int
   return box;
 }
 
-void check_weight_grad(const ConvCase& c, ConvRandom& random, int most_bytes, int parts) {
-  const ConvTranspose2dGeometry g = geometry_of(c);
-  ASSERT_TRUE(fits(g));
-  const BoxGradPlan p(g, most_bytes, parts);
+void check_weight_grad(const ConvCase& c, ConvRandom& random, const BoxGradPlan& p) {
+  ASSERT_TRUE(fits(geometry_of(c)));
   if (!p.exists()) return;
+  const int most_bytes = p.most_bytes, parts = p.parts;
   const BoxPlan& planes = p.planes;
   ASSERT_LE(2 * p.stage_bytes(), most_bytes);
   ASSERT_LE(p.atoms, most_grad_atoms(parts));
@@ -385,12 +384,77 @@ TEST(ConvBoxPlan, WeightGradients) {
     if (c.x_count() * c.w_count() > 30000000) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
     const int bytes = i % 2 == 0 ? 225 * 1024 : 60 * 1024, parts = i % 5 < 2 ? 2 : 1;
-    check_weight_grad(c, random, bytes, parts);
+    const BoxGradPlan plan(geometry_of(c), bytes, parts);
+    check_weight_grad(c, random, plan);
     if (::testing::Test::HasFailure()) return;
-    const GradTile tile = BoxGradPlan(geometry_of(c), bytes, parts).tile;
+    const GradTile& tile = plan.tile;
     if (tile.steps > 1 && tile.y_step > 16) ++of_rows;
   }
   EXPECT_GT(of_rows, 50);
+}
+
+// What the autotuner tries, too: fewer atoms, other tiles. Each has a name of its own.
+TEST(ConvBoxPlan, WeightGradientsOfOtherTilings) {
+  ConvRandom random(47);
+  int ways = 0, few_atoms = 0, of_taps = 0;
+  for (int i = 0; i < 40; ++i) {
+    ConvCase c = random.conv_case(i % 2 == 0 ? 6 : 14, 1);
+    c.groups = 1, c.ci = random.in(16, 20), c.co = random.in(16, 20);
+    if (i % 4 == 0) c.in[0] = c.in[1] = 4;
+    if (c.out(0) < 1 || c.out(1) < 1) continue;
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
+    const int parts = i % 3 == 0 ? 2 : 1;
+    int most_atoms = 0;
+    for (const BoxGradWay& way : grad_ways(geometry_of(c), parts, kMostGradTiles)) {
+      ASSERT_EQ(box_grad_way(geometry_of(c), parts, way.tiling()).tiling(), way.tiling());
+      if (way.fold.exists()) continue;
+      SCOPED_TRACE(way.tiling().to_string());
+      check_weight_grad(c, random, way.plan);
+      if (::testing::Test::HasFailure()) return;
+      most_atoms = std::max(most_atoms, way.plan.atoms);
+      ++ways, few_atoms += way.plan.atoms < most_atoms ? 1 : 0, of_taps += way.plan.tile.of_taps ? 1 : 0;
+    }
+  }
+  EXPECT_GT(ways, 200);
+  EXPECT_GT(few_atoms, 50);
+  EXPECT_GT(of_taps, 10);
+}
+
+// Each way has a name of its own, by which it is found, and the best of all is the one that is chosen.
+TEST(ConvBoxPlan, WaysHaveNames) {
+  int ways = 0;
+  for (const int channels : {8, 32, 64, 144})
+    for (const std::int64_t stride : {1, 2})
+      for (const bool transposed : {false, true})
+        for (const BoxResults results : {BoxResults::pixels, BoxResults::rows, BoxResults::boxes}) {
+          const ConvAxis axis{40, 40 * stride, 2 + stride, stride, 1, 1};
+          const ConvTranspose2dGeometry g{.n = 32, .ci = channels, .co = 64, .h = axis, .w = axis};
+          for (const bool gathers : {false, true}) {
+            if (gathers && have_channels_last(results)) continue;
+            SCOPED_TRACE(concat(channels, " channels, stride ", stride, ", transposed ", transposed,
+                                ", results ", static_cast<int>(results), ", gathers ", gathers));
+            std::set<std::string> names;
+            double least = 1e30;
+            for (const BoxWay& way : box_ways(g, transposed, 2, 1, results, 2, gathers)) {
+              ASSERT_TRUE(names.insert(way.tiling().to_string()).second) << way.tiling().to_string();
+              const BoxWay known = known_box_way(g, transposed, 2, 1, results, 2, gathers, way.tiling());
+              ASSERT_EQ(known.tiling(), way.tiling());
+              ASSERT_EQ(known.choice.tile.rows, way.choice.tile.rows);
+              ASSERT_EQ(known.choice.shared_bytes, way.choice.shared_bytes);
+              least = std::min(least, way.choice.clocks);
+              ++ways;
+            }
+            const BoxWay best = known_box_way(g, transposed, 2, 1, results, 2, gathers);
+            ASSERT_EQ(best.choice.places > 0, !names.empty());
+            if (best.choice.places == 0) continue;
+            EXPECT_EQ(names.count(best.tiling().to_string()), 1u);
+            if (results != BoxResults::pixels) {
+              EXPECT_EQ(best.choice.clocks, least);
+            }
+            EXPECT_EQ(known_box_way(g, transposed, 2, 1, results, 2, gathers, {1, 2, 3}).choice.places, 0);
+          }
+        }
+  EXPECT_GT(ways, 2000);
 }
 
 // Small images whose pixels are whole steps: taps of a row have boxes of their own.
@@ -408,9 +472,10 @@ TEST(ConvBoxPlan, WeightGradientsOfSmallImages) {
     }
     if (c.out(0) < 1 || c.out(1) < 1) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
-    check_weight_grad(c, random, 225 * 1024, i % 4 / 2 + 1);
+    const BoxGradPlan plan(geometry_of(c), 225 * 1024, i % 4 / 2 + 1);
+    check_weight_grad(c, random, plan);
     if (::testing::Test::HasFailure()) return;
-    const GradTile tile = BoxGradPlan(geometry_of(c), 225 * 1024, i % 4 / 2 + 1).tile;
+    const GradTile& tile = plan.tile;
     if (tile.of_taps && tile.jump == 0) ++of_steps;
     if (tile.of_taps && tile.jump > 0 && tile.x.images > 1) ++of_runs;
   }

@@ -6,7 +6,7 @@
 
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/explain.h>
-#include <tapedeck/ops/conv/wgmma_choice.h>
+#include <tapedeck/ops/conv/tiled.h>
 
 namespace tapedeck::test {
 namespace {
@@ -243,6 +243,21 @@ TEST_F(CudaConvBoxes, TilesInTurns) {
   }
 }
 
+/// A weight gradient, of multiprocessors whose shared memory is full of NaN, and to poisoned memory.
+Tensor weight_grad_after_nan(const Tensor& x, const Tensor& gy, Size2 kernel, const ConvTranspose2dOptions& o,
+                             Layout weight = Layout::nchw) {
+  {
+    // Fills it from another kernel's stages: what the same kernel leaves would be its own zeros.
+    const ConvAlgorithmScope boxes(ConvAlgorithm::boxes);
+    const auto nan = [](const Shape& shape) {
+      return Tensor::full(shape, std::numeric_limits<double>::quiet_NaN(), {DType::bfloat16, kCuda});
+    };
+    (void)conv_transpose2d(nan({16, 128, 40, 40}), nan({128, 128, 3, 3}), {}, {});
+  }
+  poison_memory();
+  return conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
+}
+
 // Neighbouring columns as one: two and four of y's, one to four of x's; rows that are whole vectors and that
 // are not, several chunks, channels that do not fill a block, dilation, sums that are split.
 TEST_F(CudaConvBoxes, FoldedColumns) {
@@ -289,8 +304,7 @@ TEST_F(CudaConvBoxes, FoldedColumns) {
         const Tensor gw = conv_transpose2d_weight_grad(from, gy, l.kernel, l.options).tensor();
         set_conv_algorithm(way.algorithm);
         set_float32_precision(way.precision);
-        poison_memory();
-        const Tensor gw2 = conv_transpose2d_weight_grad(from, gy, l.kernel, l.options).tensor();
+        const Tensor gw2 = weight_grad_after_nan(from, gy, l.kernel, l.options);
         expect_near("gw", gw2.to(Device{}), gw.to(Device{}), way.tolerance, 3);
       }
     }
@@ -302,7 +316,7 @@ TEST_F(CudaConvBoxes, FoldedColumns) {
   }
 }
 
-/// A layer's weight gradient, from and to poisoned memory, is that of `tensor`, and has the same bits again.
+/// A layer's weight gradient after NaN is that of `tensor`, and has the same bits again.
 void expect_weight_grad_as_tensor(ConvAlgorithm algorithm, Precision precision, const Tensor& x,
                                   const Tensor& gy, Size2 kernel, const ConvTranspose2dOptions& o,
                                   Layout weight, double tolerance) {
@@ -311,12 +325,68 @@ void expect_weight_grad_as_tensor(ConvAlgorithm algorithm, Precision precision, 
   const Tensor expected = conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
   set_conv_algorithm(algorithm);
   set_float32_precision(precision);
-  poison_memory();
-  const Tensor gw = conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
+  const Tensor gw = weight_grad_after_nan(x, gy, kernel, o, weight);
   expect_near("gw", gw.to(Device{}), expected.to(Device{}), tolerance, 3);
   poison_memory();
   EXPECT_EQ(conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor().to_vector<float>(),
             gw.to_vector<float>());
+}
+
+// What the autotuner tries: the results of each tiling are those of `tensor`.
+TEST_F(CudaConvBoxes, TilingsOfTheAutotuner) {
+  struct Kind {
+    DType dtype;
+    Precision precision;
+    double tolerance;
+  };
+  int tilings = 0;
+  Share share;
+  for (const Layer& l :
+       {Layer{{9, 128, 16, 16}, 64, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{5, 32, 24, 40}, 32, {3, 3}, {}},
+        Layer{{17, 64, 14, 14}, 32, {3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}}}) {
+    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+      for (const Kind& kind : {Kind{DType::bfloat16, Precision::highest, 3e-3},
+                               {DType::float32, Precision::high, 6e-4},
+                               {DType::float32, Precision::highest, 1e-6}}) {
+        const auto tensor = [&](const Shape& shape) {
+          return randn(shape).to(layout).to(kCuda).to(kind.dtype);
+        };
+        const Tensor x = tensor(l.x), w = tensor({l.x[1], l.co, l.kernel.h, l.kernel.w});
+        const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
+        const Tensor gy = tensor(g.y_shape());
+        const Conv2dOptions plain{l.options.stride, l.options.padding, l.options.dilation, l.options.groups};
+        const auto compute = [&](int pass) {
+          return pass == 0   ? conv_transpose2d(x, w, {}, l.options).tensor()
+                 : pass == 1 ? conv2d(gy, w, {}, plain).tensor()
+                             : weight_grad_after_nan(x, gy, l.kernel, l.options, layout);
+        };
+        const conv_gemm::Factors f = kind.dtype == DType::bfloat16       ? conv_gemm::Factors{2, 1}
+                                     : kind.precision == Precision::high ? conv_gemm::Factors{4, 1}
+                                                                         : conv_gemm::Factors{4, 3};
+        for (const int pass : {0, 1, 2}) {
+          set_float32_precision(Precision::highest);
+          set_conv_algorithm(ConvAlgorithm::tensor);
+          const Tensor expected = compute(pass).to(Device{});
+          set_float32_precision(kind.precision);
+          const auto results =
+              conv_gemm::box_results(layout, pass == 0 ? g.w.out : g.w.in, f.element_bytes, 0);
+          for (const ConvCandidate& c : pass == 2 ? conv_gemm::tiled_weight_grads(g, f)
+                                                  : conv_gemm::tiled_maps(g, pass == 0, layout, results, f)) {
+            if (!share.takes_next()) continue;
+            SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", kind.dtype, " pass ", pass, " ", c));
+            const ConvAlgorithmScope scope(c);
+            poison_memory();
+            expect_near("result", compute(pass).to(Device{}), expected, kind.tolerance, 3);
+            ++tilings;
+          }
+        }
+      }
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(tilings, 300);
+  }
 }
 
 // Small images whose taps of a row have boxes of their own; sums that blocks of a cluster add, and weights

@@ -91,18 +91,18 @@ double squared_norm(const Tensor& x) {
 /// Tensors like those of a call, random, and what computes it.
 class Trial final : public ConvTrial {
  public:
-  Trial(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y)
-      : g_(g), pass_(pass), like_x_(x), like_y_(y) {}
+  Trial(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y, const Tensor& w)
+      : g_(g), pass_(pass), like_x_(x), like_y_(y), like_w_(w) {}
 
-  std::vector<ConvAlgorithm> candidates() override {
+  std::vector<ConvCandidate> candidates() override {
     const OperandCopies none;  // not those that a tape's gradients share, which a call alone does not have
     candidates_ = conv_candidates(g_, pass_, like_x_, like_y_);
     return candidates_;
   }
 
-  double seconds(ConvAlgorithm algorithm, double best) override {
+  double seconds(const ConvCandidate& candidate, double best) override {
     make_tensors();
-    const auto call = [&] { compute(algorithm, result()); };
+    const auto call = [&] { compute(candidate, result()); };
     call();  // loads kernels, and has the cache take workspaces
     Stopwatch watch(x_.device());
     const double first = watch.seconds(1, call);
@@ -115,7 +115,7 @@ class Trial final : public ConvTrial {
     return times[times.size() / 2];
   }
 
-  bool matches(ConvAlgorithm algorithm) override {
+  bool matches(const ConvCandidate& candidate) override {
     make_tensors();
     const DType wide = x_.dtype() == DType::float64 ? DType::float64 : DType::float32;
     if (!expected_.defined()) {
@@ -123,7 +123,7 @@ class Trial final : public ConvTrial {
       expected_ = result().clone().to(wide);
     }
     result().fill_(std::numeric_limits<double>::quiet_NaN());  // which what is not written stays
-    compute(algorithm, result());
+    compute(candidate, result());
     const Tensor found = result().to(wide), difference = Tensor::empty_like(expected_);
     cu::arithmetic(Arithmetic::sub, found, expected_, difference);
     const double most = tolerance(x_.dtype());
@@ -138,13 +138,13 @@ class Trial final : public ConvTrial {
     const TensorOptions options = like_x_.options();
     x_ = randn(g_.x_shape(), options, generator);
     y_ = randn(g_.y_shape(), like_y_.options(), generator);
-    w_ = randn(g_.weight_shape(), {options.dtype, options.device}, generator);
+    w_ = randn(g_.weight_shape(), like_w_.options(), generator);
   }
   const Tensor& result() const {
     return pass_ == ConvPass::forward ? y_ : pass_ == ConvPass::input_gradient ? x_ : w_;
   }
-  void compute(ConvAlgorithm algorithm, const Tensor& to) const {
-    const ConvAlgorithmScope forced(algorithm);
+  void compute(const ConvCandidate& candidate, const Tensor& to) const {
+    const ConvAlgorithmScope forced(candidate);
     const OperandCopies of_this_call;
     if (pass_ == ConvPass::forward) return cu::conv_transpose2d(g_, x_, w_, {}, to, 1);
     if (pass_ == ConvPass::input_gradient) return cu::conv2d(g_, y_, w_, {}, to, 1);
@@ -153,8 +153,8 @@ class Trial final : public ConvTrial {
 
   const ConvTranspose2dGeometry& g_;
   ConvPass pass_;
-  Tensor like_x_, like_y_, x_, y_, w_, expected_;
-  std::vector<ConvAlgorithm> candidates_;
+  Tensor like_x_, like_y_, like_w_, x_, y_, w_, expected_;
+  std::vector<ConvCandidate> candidates_;
 };
 
 const std::string& name_of(Device device) {
@@ -174,6 +174,14 @@ std::string question(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtyp
                              float32_precision(), x, y, g);
 }
 
+/// Whether the library's own table has choices for a GPU like it.
+bool has_choices(Device device) {
+  thread_local std::map<int, bool> known;
+  const auto [at, is_new] = known.try_emplace(device.index);
+  if (is_new) at->second = has_shipped_choices(name_of(device));
+  return at->second;
+}
+
 bool is_captured(Device device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream_of(device), &status), "cudaStreamIsCapturing");
@@ -182,30 +190,43 @@ bool is_captured(Device device) {
 
 }  // namespace
 
-std::optional<ConvTuner::Choice> known_tuned(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype,
-                                             Layout x, Layout y, Device device) {
-  const auto tuner = conv_algorithm() == ConvAlgorithm::automatic ? conv_tuner() : nullptr;
-  if (tuner == nullptr) return {};
-  return tuner->known(question(g, pass, dtype, x, y, device));
+std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x,
+                                       Layout y, Device device) {
+  if (conv_algorithm() != ConvAlgorithm::automatic) return {};
+  const std::string asked = question(g, pass, dtype, x, y, device);
+  if (const auto tuner = conv_tuner())
+    if (const auto known = tuner->known(asked)) return KnownChoice{*known, false};
+  const auto shipped = shipped_choice(asked);
+  if (!shipped) return {};
+  // Measured alone: not where both gradients read a copy that this would not make.
+  const ConvAlgorithm a = shipped->candidate.algorithm;
+  const bool reads_y = a == ConvAlgorithm::gathered || (dtype == DType::float32 && a == ConvAlgorithm::boxes);
+  if (pass == ConvPass::input_gradient && reads_y && OperandCopies::serve_both()) return {};
+  return KnownChoice{*shipped, true};
 }
 
-std::optional<ConvAlgorithm> tuned_algorithm(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
-                                             const Tensor& y) {
-  const std::int64_t number = conv_tuner_number();
-  if (number == 0 || g.n == 0 || conv_algorithm() != ConvAlgorithm::automatic) return {};
+std::optional<ConvCandidate> tuned(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
+                                   const Tensor& y, const Tensor& w) {
+  if (g.n == 0 || conv_algorithm() != ConvAlgorithm::automatic) return {};
   const Device device = y.device();
-  if (is_captured(device)) {
-    const auto known = known_tuned(g, pass, y.dtype(), x.layout(), y.layout(), device);
-    return known ? std::optional(known->algorithm) : std::nullopt;
-  }
-  return remembered(
-      ConvQuestion(g, pass, y.dtype(), x.layout(), y.layout(), float32_precision(), device.index, number),
-      [&]() -> std::optional<ConvAlgorithm> {
-        const auto tuner = conv_tuner();
-        Trial trial(g, pass, x, y);
-        if (tuner == nullptr) return {};
-        return tuner->choose(question(g, pass, y.dtype(), x.layout(), y.layout(), device), trial);
-      });
+  const std::int64_t number = conv_tuner_number();
+  if (number == 0 && !has_choices(device)) return {};
+  const auto known = [&]() -> std::optional<ConvCandidate> {
+    const auto choice = known_tuned(g, pass, y.dtype(), x.layout(), y.layout(), device);
+    return choice ? std::optional(choice->candidate) : std::nullopt;
+  };
+  if (number != 0 && is_captured(device)) return known();
+  return remembered(ConvQuestion(g, pass, y.dtype(), x.layout(), y.layout(), float32_precision(),
+                                 device.index, number, OperandCopies::serve_both()),
+                    [&]() -> std::optional<ConvCandidate> {
+                      if (const auto tuner = number == 0 ? nullptr : conv_tuner()) {
+                        Trial trial(g, pass, x, y, w);
+                        const auto chosen = tuner->choose(
+                            question(g, pass, y.dtype(), x.layout(), y.layout(), device), trial);
+                        if (chosen) return chosen;
+                      }
+                      return known();
+                    });
 }
 
 }  // namespace tapedeck::cu

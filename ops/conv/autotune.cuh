@@ -10,19 +10,22 @@
 
 namespace tapedeck::cu {
 
-/// The algorithm that the tuner takes for a call with tensors like x and y, after a trial if need be.
-/// Nothing: as estimated, also where there is no tuner, an algorithm is forced, or there are no images. While
-/// the stream is captured there are no trials.
-std::optional<ConvAlgorithm> tuned_algorithm(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
-                                             const Tensor& x, const Tensor& y);
+/// What the tuner takes for a call with tensors like these, after a trial if need be; where it knows nothing
+/// or there is none, what the library's own table says. Nothing: as estimated, also where an algorithm is
+/// forced, or there are no images. While the stream is captured there are no trials.
+std::optional<ConvCandidate> tuned(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
+                                   const Tensor& x, const Tensor& y, const Tensor& w);
 
-/// The same without a trial, for tensors of these layouts, with the times.
-std::optional<ConvTuner::Choice> known_tuned(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
-                                             DType dtype, Layout x, Layout y, Device device);
+/// What that takes, with times, for tensors of these layouts without a trial; where it was measured.
+struct KnownChoice : ConvTuner::Choice {
+  bool is_shipped = false;
+};
+std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
+                                       DType dtype, Layout x, Layout y, Device device);
 
-/// What can compute a call in ways that differ, the estimated choice first; as ConvAlgorithmScope forces
-/// them. (dispatch.cu)
-std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
+/// What can compute a call in ways that differ, the estimated choice first, tilings that are estimated to be
+/// nearly as fast last; as ConvAlgorithmScope forces them. (dispatch.cu)
+std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
                                            const Tensor& x, const Tensor& y);
 
 }  // namespace tapedeck::cu

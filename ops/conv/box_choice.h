@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_plan.h>
 #include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv/tiling.h>
 
 namespace tapedeck::conv_gemm {
 
@@ -278,7 +280,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                refilled = taps * p.chunks * (2 * tap + 1000) / c.weight_stages,
                alone = 600 + std::min(written, 6.0 * places),
                others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
-  const double packing = 4000 + packed_box_bytes(p, blocks, parts) / 280;
+  // Boxes of pixels are complete in memory a microsecond after the last is stored.
+  const double packing =
+      4000 + packed_box_bytes(p, blocks, parts) / 280 + (results == BoxResults::pixels ? 1800 : 0);
   // In nchw bands of rows with a box for each tap are slower than this says: up to 1.3 times, by the same
   // measurements.
   const bool bands = t.rows < p.h.most() && !have_channels_last(results);
@@ -321,32 +325,40 @@ struct BoxWay {
   BoxPlan plan;
   BoxChoice choice;
   Fold fold;  // of the images that the plan is of
+
+  /// What tells it from other ways of a call.
+  ConvTiling tiling() const {
+    return {fold.x,
+            fold.y,
+            static_cast<int>(plan.split),
+            plan.joined,
+            static_cast<int>(choice.results),
+            choice.places,
+            choice.blocks,
+            choice.in_turns ? 1 : 0,
+            choice.slots};
+  }
 };
 
-/// The choice of least clocks.
-inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results, int value_bytes,
-                                 bool gathers = false) {
-  BoxChoice best;
-  if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return best;
+/// Calls f with all choices of a plan. `gathers`: those of kernels that make their boxes.
+template <class F>
+void for_box_choices(const BoxPlan& p, int parts, BoxResults results, int value_bytes, bool gathers,
+                     const F& f) {
+  if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return;
   const auto offer = [&](int places) {
     if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)))
       return;
-    const auto consider_slots = [&](int blocks, bool in_turns, int slots) {
+    const auto offer_slots = [&](int blocks, bool in_turns, int slots) {
       const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns, slots);
-      // The same tile in more places is more to multiply, which the estimate may not see.
-      const BoxTile &t = c.tile, &b = best.tile;
-      const bool wastes = results == BoxResults::pixels && best.places > 0 && blocks == best.blocks &&
-                          in_turns == best.in_turns && t.images == b.images && t.rows == b.rows &&
-                          t.columns == b.columns;
-      if (c.places > 0 && !wastes && (best.places == 0 || c.clocks < best.clocks)) best = c;
+      if (c.places > 0) f(c);
     };
-    const auto consider = [&](int blocks, bool in_turns) {
-      if (!gathers) return consider_slots(blocks, in_turns, 0);
-      for (const int slots : kSlots) consider_slots(blocks, in_turns, slots);
+    const auto offer_blocks = [&](int blocks, bool in_turns) {
+      if (!gathers) return offer_slots(blocks, in_turns, 0);
+      for (const int slots : kSlots) offer_slots(blocks, in_turns, slots);
     };
-    consider(1, false);
-    if (p.to_channels > kBlockChannels) consider(2, false);
-    if (can_take_turns(p, parts, results)) consider(1, true);
+    offer_blocks(1, false);
+    if (p.to_channels > kBlockChannels) offer_blocks(2, false);
+    if (can_take_turns(p, parts, results)) offer_blocks(1, true);
   };
   const auto offer_all = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (offer(kPlaces), ...);
@@ -356,20 +368,31 @@ inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results
   } else {
     offer_all(JoinedPlaces());
   }
+}
+
+/// The choice of least clocks.
+inline BoxChoice best_box_choice(const BoxPlan& p, int parts, BoxResults results, int value_bytes,
+                                 bool gathers = false) {
+  BoxChoice best;
+  for_box_choices(p, parts, results, value_bytes, gathers, [&](const BoxChoice& c) {
+    // The same tile in more places is more to multiply, which the estimate may not see.
+    const BoxTile &t = c.tile, &b = best.tile;
+    const bool wastes = results == BoxResults::pixels && best.places > 0 && c.blocks == best.blocks &&
+                        c.in_turns == best.in_turns && t.images == b.images && t.rows == b.rows &&
+                        t.columns == b.columns;
+    if (!wastes && (best.places == 0 || c.clocks < best.clocks)) best = c;
+  });
   return best;
 }
 
-/// The best way. `results`: the most that can be written at once, of so many bytes each.
-/// `fold`: of g, if it is of folded images. `gathers`: of ways whose kernels make their boxes.
-inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                           BoxResults results, int value_bytes, const Fold& fold = {}, bool gathers = false) {
-  BoxWay best;
-  best.fold = fold;
+/// Calls f with all plans, and what is written at once of their results. `results`: the most that can be, of
+/// so many bytes each. `fold`: of g, if it is of folded images. `gathers`: plans whose kernels make their
+/// boxes.
+template <class F>
+void for_box_plans(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, BoxResults results,
+                   int value_bytes, const Fold& fold, bool gathers, const F& f) {
   const auto offer = [&](const BoxPlan& plan, BoxResults of_way) {
-    if (gathers && !can_gather(plan, plan.folded_from, value_bytes)) return;
-    const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes, gathers);
-    if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
-      best = {plan, choice, fold};
+    if (!gathers || can_gather(plan, plan.folded_from, value_bytes)) f(plan, of_way);
   };
   const auto offer_narrow = [&](const BoxPlan& plan) {
     if (are_folds(results)) {
@@ -396,6 +419,19 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
     if (split == BoxSplit::none && plan.w.phases == 2)
       offer_wide(BoxPlan(g, transposed, element_bytes, true));
   }
+}
+
+/// The best way of these plans.
+inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
+                           BoxResults results, int value_bytes, const Fold& fold = {}, bool gathers = false) {
+  BoxWay best;
+  best.fold = fold;
+  for_box_plans(g, transposed, element_bytes, results, value_bytes, fold, gathers,
+                [&](const BoxPlan& plan, BoxResults of_way) {
+                  const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes, gathers);
+                  if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
+                    best = {plan, choice, fold};
+                });
   return best;
 }
 
@@ -403,17 +439,10 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
 /// precision, timed folded and not on an H200: what is chosen takes 1.02 times as long as the faster one.)
 inline constexpr double kKernelClocks = 5000;
 
-/// The best way, of folded images where that is faster.
-inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
-                                  int parts, BoxResults results, int value_bytes, bool gathers = false) {
-  const BoxWay unfolded =
-      best_box_way(g, transposed, element_bytes, parts, results, value_bytes, {}, gathers);
-  const auto packs = [&](const BoxWay& way) {
-    const bool scaled = element_bytes != value_bytes;
-    return scaled || box_weights(way.plan, transposed, way.choice.results, 0) == BoxWeights::packed ? 1 : 0;
-  };
-  const int more = unfolded.choice.places > 0 ? 1 - packs(unfolded) : 0;
-  BoxWay best = unfolded;
+/// Calls f with the folds of a call, its folded geometry, and what is written at once of its results.
+template <class F>
+void for_box_folds(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
+                   BoxResults results, const F& f) {
   for_folds(g, element_bytes, [&](const Fold& fold) {
     const int of_results = transposed ? fold.y : fold.x;
     BoxResults of_fold = results;
@@ -425,24 +454,92 @@ inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transpo
       of_fold =
           results == BoxResults::pairs && of_results == 2 ? BoxResults::folded_pairs : BoxResults::folds;
     }
-    BoxWay way =
-        best_box_way(fold.of(g), transposed, element_bytes, parts, of_fold, value_bytes, fold, gathers);
-    if (way.choice.places == 0) return;
-    // Weights are folded, with their channels last, and packed where they could lie; where only what is read
-    // is folded, in nchw, its copy takes longer.
-    const bool by_copy = !have_channels_last(results) && of_results == 1 && !gathers;
-    way.choice.clocks += kKernelClocks * (more + packs(way) + (by_copy ? 1 : 0));
-    if (best.choice.places > 0 && way.choice.clocks >= best.choice.clocks) return;
-    best = way;
+    f(fold, fold.of(g), of_fold);
   });
+}
+
+/// Whether weights of a way are packed by a kernel.
+inline bool packs_weights(const BoxWay& way, bool transposed, int element_bytes, int value_bytes) {
+  return element_bytes != value_bytes ||
+         box_weights(way.plan, transposed, way.choice.results, 0) == BoxWeights::packed;
+}
+/// What kernels take that only ways of folded images need. `packs`: whether unfolded ones pack weights, too.
+inline double folding_clocks(const BoxWay& way, bool transposed, int element_bytes, int value_bytes,
+                             BoxResults results, bool gathers, bool packs) {
+  // Weights are folded, with their channels last, and packed where they could lie; where only what is read is
+  // folded, in nchw, its copy takes longer.
+  const bool by_copy =
+      !have_channels_last(results) && (transposed ? way.fold.y : way.fold.x) == 1 && !gathers;
+  return kKernelClocks *
+         ((packs ? 0 : 1) + (packs_weights(way, transposed, element_bytes, value_bytes) ? 1 : 0) +
+          (by_copy ? 1 : 0));
+}
+
+/// The best way, of folded images where that is faster.
+inline BoxWay best_folded_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
+                                  int parts, BoxResults results, int value_bytes, bool gathers = false) {
+  BoxWay best = best_box_way(g, transposed, element_bytes, parts, results, value_bytes, {}, gathers);
+  const bool packs = best.choice.places == 0 || packs_weights(best, transposed, element_bytes, value_bytes);
+  for_box_folds(g, transposed, element_bytes, parts, results,
+                [&](const Fold& fold, const ConvTranspose2dGeometry& folded, BoxResults of_fold) {
+                  BoxWay way = best_box_way(folded, transposed, element_bytes, parts, of_fold, value_bytes,
+                                            fold, gathers);
+                  if (way.choice.places == 0) return;
+                  way.choice.clocks +=
+                      folding_clocks(way, transposed, element_bytes, value_bytes, results, gathers, packs);
+                  if (best.choice.places == 0 || way.choice.clocks < best.choice.clocks) best = way;
+                });
   return best;
 }
 
-/// best_folded_box_way(), which takes microseconds.
+/// All ways that best_folded_box_way() compares, or those of them that may have a tiling, without what
+/// folding takes.
+inline std::vector<BoxWay> box_ways(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes,
+                                    int parts, BoxResults results, int value_bytes, bool gathers,
+                                    const ConvTiling& tiling = {}) {
+  std::vector<BoxWay> ways;
+  bool packs = false;
+  if (!tiling.exists()) {
+    const BoxWay unfolded =
+        best_box_way(g, transposed, element_bytes, parts, results, value_bytes, {}, gathers);
+    packs = unfolded.choice.places == 0 || packs_weights(unfolded, transposed, element_bytes, value_bytes);
+  }
+  const auto add = [&](const ConvTranspose2dGeometry& of, BoxResults most, const Fold& fold) {
+    if (tiling.exists() && (tiling[0] != fold.x || tiling[1] != fold.y)) return;
+    for_box_plans(
+        of, transposed, element_bytes, most, value_bytes, fold, gathers,
+        [&](const BoxPlan& plan, BoxResults of_way) {
+          if (tiling.exists() && (tiling[2] != static_cast<int>(plan.split) || tiling[3] != plan.joined))
+            return;
+          for_box_choices(plan, parts, of_way, value_bytes, gathers, [&](const BoxChoice& choice) {
+            BoxWay& way = ways.emplace_back(BoxWay{plan, choice, fold});
+            if (fold.exists() && !tiling.exists())
+              way.choice.clocks +=
+                  folding_clocks(way, transposed, element_bytes, value_bytes, results, gathers, packs);
+          });
+        });
+  };
+  add(g, results, {});
+  for_box_folds(g, transposed, element_bytes, parts, results,
+                [&](const Fold& fold, const ConvTranspose2dGeometry& folded, BoxResults of_fold) {
+                  add(folded, of_fold, fold);
+                });
+  return ways;
+}
+
+/// best_folded_box_way(), which takes microseconds; or the way of a tiling, or none if there is no such way.
 inline BoxWay known_box_way(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, int parts,
-                            BoxResults results, int value_bytes, bool gathers = false) {
-  return remembered(ConvQuestion(g, transposed, element_bytes, parts, results, value_bytes, gathers), [&] {
-    return best_folded_box_way(g, transposed, element_bytes, parts, results, value_bytes, gathers);
+                            BoxResults results, int value_bytes, bool gathers = false,
+                            const ConvTiling& tiling = {}) {
+  const auto [a, b] = tiling.code();
+  const ConvQuestion question(g, transposed, element_bytes, parts, results, value_bytes, gathers, a, b);
+  return remembered(question, [&] {
+    if (!tiling.exists())
+      return best_folded_box_way(g, transposed, element_bytes, parts, results, value_bytes, gathers);
+    for (const BoxWay& way :
+         box_ways(g, transposed, element_bytes, parts, results, value_bytes, gathers, tiling))
+      if (way.tiling() == tiling) return way;
+    return BoxWay();
   });
 }
 

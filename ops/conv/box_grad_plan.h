@@ -15,9 +15,14 @@
 // that they share boxes.
 #pragma once
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include <tapedeck/ops/conv/box_plan.h>
 #include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv/tiling.h>
 
 namespace tapedeck::conv_gemm {
 
@@ -35,13 +40,13 @@ struct GradTile {
       y_bytes = 0;  // of a box in shared memory, with zeros after y's where it is read past its end
 };
 
-/// Tiles of which a stage takes at most `most_bytes`; no steps if there are none. Atoms read up to `beyond`
-/// pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0.
-inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int row_taps,
-                          int most_bytes) {
+/// Calls f with tiles of which a stage takes at most `most_bytes`, and with what each costs. Atoms read up to
+/// `beyond` pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0. `at_once`:
+/// steps whose products are added at once.
+template <class F>
+void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int row_taps, int most_bytes,
+                    int at_once, const F& f) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
-  GradTile best;
-  double least = 0;
   const auto offer = [&](GradTile t, int pixels, int slack) {
     slack += t.of_taps ? 0 : beyond;
     t.x_bytes = (t.x.pixels() + 7) / 8 * 1024, t.y_bytes = (t.y.pixels() + slack + 7) / 8 * 1024;
@@ -53,10 +58,9 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
     const auto count = [](int all, int of) { return static_cast<double>((all + of - 1) / of); };
     const double tiles = count(p.n, t.x.images) * count(height, t.x.rows) * count(width, t.x.columns);
     // What is multiplied, with some steps' time for each tile, and what is brought beyond half of that.
-    const int brought = t.x.pixels() + (t.of_taps ? row_taps : 1) * t.y.pixels();
-    const double cost = tiles * (std::max(pixels + 48.0, 0.5 * brought));
-    if (best.steps > 0 && cost >= least) return;
-    least = cost, best = t;
+    const int brought = t.x.pixels() + (t.of_taps ? row_taps : 1) * t.y.pixels(),
+              multiplied = (pixels + at_once * 16 - 1) / (at_once * 16) * at_once * 16;
+    f(t, tiles * (std::max(multiplied + 48.0, 0.5 * brought)));
   };
   // A part of the width: of some rows a step each, of one row several.
   const auto offer_part = [&](int rows, int columns) {
@@ -91,7 +95,7 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
     }
   }
   const int image = height * width;
-  if (row_taps == 0 || (image != 16 && image % 64 != 0)) return best;
+  if (row_taps == 0 || (image != 16 && image % 64 != 0)) return;
   for (int images = 1; images <= std::min(p.n, 64) && images * image <= 512; ++images) {
     GradTile t;
     t.of_taps = true;
@@ -105,7 +109,6 @@ inline GradTile grad_tile(const BoxPlan& p, int x_blocks, int y_blocks, int beyo
     }
     offer(t, images * image, 0);
   }
-  return best;
 }
 
 /// How many of so many taps are read together, at most `most`: as many as share them evenly.
@@ -115,7 +118,7 @@ inline int taps_at_once(int count, int most) {
 }
 /// How many of so many blocks: such that few are without a use.
 inline int blocks_at_once(int count, int most) {
-  if (count <= most) return count;
+  if (count <= most || most == 1) return std::min(count, most);
   const auto read = [count](int blocks) { return (count + blocks - 1) / blocks * blocks; };
   return read(most - 1) < read(most) ? most - 1 : most;
 }
@@ -129,19 +132,20 @@ constexpr int most_grad_atoms(int parts) {
 }
 
 struct BoxGradPlan {
-  static constexpr int kMostSteps = 512;  // of a block, of which a kernel adds products without writing sums
+  static constexpr int kFlushOfParts = 4;  // steps whose products of two parts are added at once
+  static constexpr int kMostSteps = 512;   // of a block, of which a kernel adds products without writing sums
   static constexpr int kMostStepsOfCluster = 128,  // no more than kMostSteps
       kLeastSums = 1 << 21;
 
   BoxGradPlan() = default;
-  /// `shared_bytes` that stages may have; operands have so many parts.
-  BoxGradPlan(const ConvTranspose2dGeometry& g, int shared_bytes, int operand_parts = 1)
+  /// `shared_bytes` that stages may have; operands have so many parts. `limit`: of atoms.
+  BoxGradPlan(const ConvTranspose2dGeometry& g, int shared_bytes, int operand_parts = 1, int limit = 4)
       : planes(g, false, 2),
         parts(operand_parts),
         most_bytes(shared_bytes),
         weights(g.weight_shape().count()) {
     const BoxPlan& p = planes;
-    if (p.planes() > kMaxPlanes || p.n == 0) return;
+    if (p.planes() > kMaxPlanes || p.w.planes > kMaxPhases || p.n == 0) return;
     int taps = 0, shift = 0;
     for (int j = 0; j < p.w.planes; ++j) {
       taps = std::max(taps, p.w.of[j].taps);
@@ -150,24 +154,46 @@ struct BoxGradPlan {
     const int x_all = ceil_div(p.to_channels, kBlockChannels),
               y_all = ceil_div(p.from_channels, kBlockChannels);
     atoms_are_taps = taps > 1;
-    const int most_atoms = most_grad_atoms(parts);
+    const int most_atoms = std::min(limit, most_grad_atoms(parts));
     atoms = atoms_are_taps ? taps_at_once(taps, most_atoms) : blocks_at_once(y_all, most_atoms);
+    for (int j = 0; j < p.w.planes; ++j)
+      by_row_units[j] = Divider(atoms_are_taps ? ceil_div(p.w.of[j].taps, atoms) : p.w.of[j].taps);
     int most = 0;
     for (int plane = 0; plane < p.planes(); ++plane) most = std::max(most, units_of(plane));
     units = ceil_div(most, ceil_div(most, grad_warpgroups(atoms, parts)));
     x_blocks = std::min(x_all, grad_warpgroups(atoms, parts) / units), y_blocks = atoms_are_taps ? 1 : atoms;
     x_tiles = ceil_div(x_all, x_blocks), y_tiles = ceil_div(y_all, y_blocks);
+    by_x_tiles = Divider(x_tiles), by_y_tiles = Divider(y_tiles), by_groups = Divider(p.groups);
     for (int plane = 0; plane < p.planes(); ++plane)
       unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
-    const int beyond = atoms_are_taps ? (atoms - 1) * shift : 0,
-              row_taps = atoms_are_taps && taps <= atoms ? atoms : 0;
-    for (int stages = 3; stages > 1 && tile.steps == 0; --stages)
-      tile = grad_tile(p, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts);
-    tiles_w = ceil_div(p.w.most(), tile.x.columns), tiles_h = ceil_div(p.h.most(), tile.x.rows);
+    beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
+    row_taps = atoms_are_taps && taps <= atoms ? atoms : 0;
+    // Operands of two parts are multiplied for so long that two stages are enough: large tiles, with whole
+    // groups of steps, take 0.75 (big, float32) to 1.04 of the time of three stages' (an H100).
+    for (int stages = parts == 1 ? 3 : 2; stages > 1 && tile.steps == 0; --stages) {
+      double least = 0;
+      for_tiles(stages, [&](const GradTile& t, double cost) {
+        if (tile.steps == 0 || cost < least) least = cost, tile = t;
+      });
+    }
+    set_tile(tile);
   }
 
   bool exists() const { return tile.steps > 0; }
-  TAPEDECK_HD int tiles() const { return (planes.n + tile.x.images - 1) / tile.x.images * tiles_h * tiles_w; }
+  /// Calls f with all tiles of which there are so many stages, and with what each costs.
+  template <class F>
+  void for_tiles(int stages, const F& f) const {
+    for_grad_tiles(planes, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts,
+                   parts == 1 ? 1 : kFlushOfParts, f);
+  }
+  void set_tile(const GradTile& t) {
+    tile = t;
+    const int tiles_w = ceil_div(planes.w.most(), tile.x.columns),
+              tiles_h = ceil_div(planes.h.most(), tile.x.rows);
+    by_tiles_w = Divider(tiles_w), by_tiles_h = Divider(tiles_h);
+    all_tiles = ceil_div(planes.n, tile.x.images) * tiles_h * tiles_w;
+  }
+  TAPEDECK_HD int tiles() const { return all_tiles; }
   /// Of a stage: of each part, boxes of x, then boxes of y, of its blocks of channels or of taps of a row.
   TAPEDECK_HD int y_boxes() const { return tile.of_taps ? atoms : y_blocks; }
   TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_boxes() * tile.y_bytes; }
@@ -203,9 +229,9 @@ struct BoxGradPlan {
     int image, row, column;
   };
   TAPEDECK_HD Pixels pixels(int t) const {
-    const int line = t / tiles_w, image = line / tiles_h;
-    return {image * tile.x.images, (line - image * tiles_h) * tile.x.rows,
-            (t - line * tiles_w) * tile.x.columns};
+    const int line = by_tiles_w.divide(t), image = by_tiles_h.divide(line);
+    return {image * tile.x.images, by_tiles_h.modulo(line, image) * tile.x.rows,
+            by_tiles_w.modulo(t, line) * tile.x.columns};
   }
 
   /// Blocks of channels, a plane and its taps' axes (i, j), and the first unit.
@@ -217,12 +243,18 @@ struct BoxGradPlan {
   }
   TAPEDECK_HD Work work(int index) const {
     Work w{};
-    w.x_block = index % x_tiles * x_blocks, index /= x_tiles;
-    w.y_block = index % y_tiles * y_blocks, index /= y_tiles;
-    w.group = index % planes.groups, index /= planes.groups;
-    while (index >= unit_tiles[w.plane + 1]) ++w.plane;
+    const auto next = [&index](const Divider& by) {
+      const int quotient = by.divide(index), rest = by.modulo(index, quotient);
+      index = quotient;
+      return rest;
+    };
+    w.x_block = next(by_x_tiles) * x_blocks, w.y_block = next(by_y_tiles) * y_blocks;
+    w.group = next(by_groups);
+    while (index >= unit_tiles[w.plane + 1]) {
+      ++w.plane;
+      if (++w.j == planes.w.planes) w.j = 0, ++w.i;
+    }
     w.unit = (index - unit_tiles[w.plane]) * units;
-    w.i = w.plane / planes.w.planes, w.j = w.plane % planes.w.planes;
     return w;
   }
 
@@ -233,13 +265,14 @@ struct BoxGradPlan {
   };
   TAPEDECK_HD Unit unit(const Work& work, int index) const {
     const BoxTaps &h = planes.h.of[work.i], &w = planes.w.of[work.j];
-    const int of_row = row_units(work.j), unit = work.unit + index, row = unit / of_row;
+    const Divider& by = by_row_units[work.j];
+    const int unit = work.unit + index, row = by.divide(unit);
     Unit u{};
     u.exists = row < h.taps;
     u.h = u.exists ? row : 0;
-    const int share = unit % of_row;
-    u.w = share * w.taps / of_row;
-    u.count = atoms_are_taps ? (share + 1) * w.taps / of_row - u.w : atoms;
+    const int share = by.modulo(unit, row);
+    u.w = by.divide(share * w.taps);
+    u.count = atoms_are_taps ? by.divide((share + 1) * w.taps) - u.w : atoms;
     return u;
   }
   /// The place in a box of y that the unit's first tap reads of the first pixel; and pixels from an atom to
@@ -280,20 +313,21 @@ struct BoxGradPlan {
   int x_blocks = 1, x_tiles = 1, y_blocks = 1,
       y_tiles = 1;                      // of 64 channels in a thread block, and how often
   int unit_tiles[kMaxPlanes + 1] = {};  // the first of a plane's
-  int tiles_w = 1, tiles_h = 1;         // of pixels
+  int all_tiles = 0;                    // of pixels
+  int beyond = 0, row_taps = 0;         // for_grad_tiles()
+  Divider by_x_tiles, by_y_tiles, by_groups, by_tiles_w, by_tiles_h;
+  Divider by_row_units[kMaxPhases];  // of a plane's row
 
  private:
-  TAPEDECK_HD int row_units(int j) const {
-    const int taps = planes.w.of[j].taps;
-    return atoms_are_taps ? (taps + atoms - 1) / atoms : taps;
-  }
   int units_of(int plane) const {
-    return planes.h.of[plane / planes.w.planes].taps * row_units(plane % planes.w.planes);
+    return planes.h.of[plane / planes.w.planes].taps *
+           static_cast<int>(by_row_units[plane % planes.w.planes].divisor);
   }
   static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 };
 
 inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
+inline constexpr std::size_t kMostGradTiles = 5;   // of grad_ways() that have names
 
 /// The plan of a layer, of operands in so many parts, and of which images; without tiles where there are few
 /// channels, too.
@@ -304,28 +338,75 @@ struct BoxGradWay {
     const int sums = plan.splits() / plan.cluster();
     return sums == 1 && plan.is_written_once() && !fold.exists() && channels_last ? 0 : sums;
   }
+  /// What tells it from other ways of a call.
+  ConvTiling tiling() const {
+    const BoxTile& x = plan.tile.x;
+    return {fold.x, fold.y, plan.atoms, x.images, x.rows, x.columns, x.pitch, plan.tile.of_taps ? 1 : 0};
+  }
   Fold fold;
   BoxGradPlan plan;
 };
-inline BoxGradWay best_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
-  constexpr double kUnfoldClocks = 4000;  // of the kernel that makes the gradient of folded ones
+
+/// Calls f with the folds of a layer that have channels enough, and with their geometry; first without one.
+template <class F>
+void for_grad_folds(const ConvTranspose2dGeometry& g, const F& f) {
   constexpr std::int64_t kLeastChannels = 16;
-  BoxGradWay best;
-  if (g.group_ci() >= kLeastChannels && g.group_co() >= kLeastChannels)
-    best.plan = BoxGradPlan(g, kMostGradBytes, operand_parts);
+  if (g.group_ci() >= kLeastChannels && g.group_co() >= kLeastChannels) f(Fold(), g);
   for_folds(g, 2, [&](const Fold& fold) {
     const ConvTranspose2dGeometry folded = fold.of(g);
-    if (folded.ci < kLeastChannels || folded.co < kLeastChannels) return;
+    if (folded.ci >= kLeastChannels && folded.co >= kLeastChannels) f(fold, folded);
+  });
+}
+
+inline BoxGradWay best_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
+  constexpr double kUnfoldClocks = 4000;  // of the kernel that makes the gradient of folded ones
+  BoxGradWay best;
+  for_grad_folds(g, [&](const Fold& fold, const ConvTranspose2dGeometry& folded) {
     const BoxGradPlan plan(folded, kMostGradBytes, operand_parts);
     if (!plan.exists()) return;
-    const double before = best.fold.exists() ? 0 : -kUnfoldClocks;
+    const double before = fold.exists() && !best.fold.exists() ? -kUnfoldClocks : 0;
     if (!best.plan.exists() || plan.clocks() < best.plan.clocks() + before) best = {fold, plan};
   });
   return best;
 }
-/// best_grad_way(), which takes microseconds.
-inline const BoxGradWay& box_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
-  return remembered(ConvQuestion(g, operand_parts), [&] { return best_grad_way(g, operand_parts); });
+
+/// Ways of all folds and numbers of atoms, with tiles in the order of their costs: at most so many of each,
+/// first those that leave room for three stages.
+inline std::vector<BoxGradWay> grad_ways(const ConvTranspose2dGeometry& g, int operand_parts,
+                                         std::size_t most) {
+  std::vector<BoxGradWay> ways;
+  for_grad_folds(g, [&](const Fold& fold, const ConvTranspose2dGeometry& folded) {
+    for (int atoms = most_grad_atoms(operand_parts); atoms > 0; --atoms) {
+      BoxGradPlan plan(folded, kMostGradBytes, operand_parts, atoms);
+      if (plan.atoms < atoms || !plan.exists()) continue;
+      for (const int stages : {3, 2}) {
+        std::vector<std::pair<double, GradTile>> tiles;
+        plan.for_tiles(stages, [&](const GradTile& t, double cost) { tiles.emplace_back(cost, t); });
+        std::stable_sort(tiles.begin(), tiles.end(),
+                         [](const auto& a, const auto& b) { return a.first < b.first; });
+        tiles.resize(std::min(tiles.size(), most));
+        for (const auto& [cost, tile] : tiles) {
+          plan.set_tile(tile);
+          const BoxGradWay way{fold, plan};
+          const auto is_same = [&](const BoxGradWay& w) { return w.tiling() == way.tiling(); };
+          if (std::none_of(ways.begin(), ways.end(), is_same)) ways.push_back(way);
+        }
+      }
+    }
+  });
+  return ways;
+}
+
+/// best_grad_way(), which takes microseconds; or the way of a tiling, or none if there is no such way.
+inline const BoxGradWay& box_grad_way(const ConvTranspose2dGeometry& g, int operand_parts,
+                                      const ConvTiling& tiling = {}) {
+  const auto [a, b] = tiling.code();
+  return remembered(ConvQuestion(g, operand_parts, a, b), [&] {
+    if (!tiling.exists()) return best_grad_way(g, operand_parts);
+    for (const BoxGradWay& way : grad_ways(g, operand_parts, kMostGradTiles))
+      if (way.tiling() == tiling) return way;
+    return BoxGradWay();
+  });
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -31,7 +31,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::halves,    ConvAlgorithm::gathered,  ConvAlgorithm::rows};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
-thread_local std::optional<ConvAlgorithm> forced_here;
+thread_local std::optional<ConvCandidate> forced_here;
 
 ConvAlgorithm from_environment() {
   const char* name = std::getenv("TAPEDECK_CONV_ALGORITHM");
@@ -98,21 +98,29 @@ void set_conv_algorithm(ConvAlgorithm algorithm) {
 }
 
 ConvAlgorithm conv_algorithm() {
-  if (forced_here) return *forced_here;
+  if (forced_here) return forced_here->algorithm;
   const int algorithm = forced;
   return algorithm < 0 ? from_environment() : static_cast<ConvAlgorithm>(algorithm);
 }
 
-ConvAlgorithmScope::ConvAlgorithmScope(std::optional<ConvAlgorithm> algorithm) : outer_(forced_here) {
-  if (algorithm) forced_here = algorithm;
+std::string to_string(const ConvCandidate& c) {
+  return c.tiling.exists() ? concat(c.algorithm, ' ', c.tiling.to_string()) : to_string(c.algorithm);
+}
+
+ConvAlgorithmScope::ConvAlgorithmScope(const std::optional<ConvCandidate>& candidate) : outer_(forced_here) {
+  if (candidate) forced_here = candidate;
 }
 
 ConvAlgorithmScope::~ConvAlgorithmScope() {
   forced_here = outer_;
 }
 
+ConvTiling ConvAlgorithmScope::tiling() {
+  return forced_here ? forced_here->tiling : ConvTiling();
+}
+
 std::optional<ConvAlgorithm> ConvAlgorithmScope::current() {
-  return forced_here;
+  return forced_here ? std::optional(forced_here->algorithm) : std::nullopt;
 }
 
 namespace cpu {

@@ -11,6 +11,7 @@
 #include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv/tiled.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 #include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/conv2d.h>
@@ -353,7 +354,7 @@ struct Variants {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& weight,
                       const Tensor& bias, const Tensor& y, double negative_slope) {
-  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::forward, x, y));
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::forward, x, y, weight));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
   const Tensor w = weight_for(algorithm, weight);
   bool rectified = negative_slope == 1;
@@ -394,7 +395,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& weight, const Tensor& bias,
             const Tensor& x, double negative_slope) {
-  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::input_gradient, x, y));
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::input_gradient, x, y, weight));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
   const Tensor w = weight_for(algorithm, weight);
   bool rectified = negative_slope == 1;
@@ -432,7 +433,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& wei
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& result) {
-  const ConvAlgorithmScope scope(tuned_algorithm(g, ConvPass::weight_gradient, x, y));
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::weight_gradient, x, y, result));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, x, y).algorithm;
   const Tensor w = result_for(algorithm, result);
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
@@ -453,7 +454,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   if (w.read() != result.read()) result.copy_(w);
 }
 
-std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
+std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
                                            const Tensor& y) {
   using namespace conv_gemm;
   // Direct kernels take seconds for large layers. What has no estimate (too few were measured) is tried
@@ -469,29 +470,22 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
   };
   for (const ConvAlgorithm a : conv_estimate::kEstimated)
     if (offer.has(a)) least = std::min(least, estimated(a));
-  std::vector<ConvAlgorithm> found;
-  std::vector<std::pair<ConvAlgorithm, int>> ways;  // of these, and what wgmma makes of them
+  const Factors factors = conv_estimate::operands_of(y.dtype());
+  const bool transposed = pass == ConvPass::forward, of_weight = pass == ConvPass::weight_gradient;
+  const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
+  const BoxResults results =
+      box_results(to.layout(), transposed ? g.w.out : g.w.in, factors.element_bytes, 0);
+  std::vector<ConvCandidate> found, ways;  // ways: what wgmma makes of these
   const auto add = [&](ConvAlgorithm a) {
     const ConvAlgorithmScope scope(a);
     // As estimated, and so found already, where `a` cannot compute the call.
-    const ConvAlgorithm taken = known_choice(g, pass, x, y).algorithm;
-    int way = 0;
-    if (taken == ConvAlgorithm::wgmma) {
-      const Factors f = conv_estimate::operands_of(y.dtype());
-      const bool transposed = pass == ConvPass::forward;
-      const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
-      if (pass == ConvPass::weight_gradient) {
-        way =
-            weight_grad_over_rows(g, x.layout(), y.layout(), f) ? 2 : weight_grad_box_way(g, f).plan.exists();
-      } else {
-        const BoxResults results =
-            box_results(to.layout(), transposed ? g.w.out : g.w.in, f.element_bytes, 0);
-        const MapWay of_map = map_way(g, transposed, from.layout(), results, f);
-        way = static_cast<int>(of_map.kind) * 2 + (of_map.gathers() ? 1 : 0);
-      }
+    ConvCandidate way = known_choice(g, pass, x, y).algorithm;
+    if (way.algorithm == ConvAlgorithm::wgmma) {
+      way = of_weight ? weight_grad_taken(g, x.layout(), y.layout(), factors)
+                      : map_taken(map_way(g, transposed, from.layout(), results, factors));
     }
-    if (std::find(ways.begin(), ways.end(), std::pair(taken, way)) != ways.end()) return;
-    ways.emplace_back(taken, way);
+    if (std::find(ways.begin(), ways.end(), way) != ways.end()) return;
+    ways.push_back(way);
     found.push_back(a);
   };
   add(known_choice(g, pass, x, y).algorithm);
@@ -501,6 +495,11 @@ std::vector<ConvAlgorithm> conv_candidates(const ConvTranspose2dGeometry& g, Con
        {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows,
         ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
     add(a);
+  if (offer.has(ConvAlgorithm::wgmma) && y.dtype() != DType::float64) {
+    for (const ConvCandidate& c : of_weight ? tiled_weight_grads(g, factors)
+                                            : tiled_maps(g, transposed, from.layout(), results, factors))
+      if (std::find(ways.begin(), ways.end(), c) == ways.end()) found.push_back(c);
+  }
   return found;
 }
 
@@ -515,15 +514,16 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
                           std::optional<Device> device) {
   const Variants variants{g, dtype, layout, has_wgmma, device};
   const auto choice = [&](ConvPass pass) {
-    const auto tuned = device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt;
-    const ConvAlgorithmScope scope(tuned ? std::optional(tuned->algorithm) : std::nullopt);
+    const auto known = device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt;
+    const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
     const Choice taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
     ConvChoice c = pass == ConvPass::weight_gradient ? variants.of_weight_grad(taken)
                                                      : variants.of_map(taken, pass == ConvPass::forward);
-    if (tuned) {
-      c.reason = concat("measured: ", rounded(tuned->microseconds), " microseconds");
-      if (tuned->microseconds < tuned->estimated)
-        c.reason += concat(", the estimated choice ", rounded(tuned->estimated));
+    if (known) {
+      c.reason = concat(known->is_shipped ? "measured before: " : "measured: ", rounded(known->microseconds),
+                        " microseconds");
+      if (known->microseconds < known->estimated)
+        c.reason += concat(", the estimated choice ", rounded(known->estimated));
     }
     return c;
   };

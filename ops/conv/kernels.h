@@ -41,8 +41,9 @@
 //                which are added up then (columns.cu); not the weight's gradient.
 // What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones
 // of some thin layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct,
-// depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt. If wanted, what can
-// compute a call is measured instead (autotune.h).
+// depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt. Some layers
+// take what was the fastest when they were measured (shipped_choices.h), and if wanted, what can compute a
+// call is measured instead (autotune.h).
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
@@ -57,6 +58,7 @@
 #include <string_view>
 
 #include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv/tiling.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
 
 namespace tapedeck {
@@ -92,20 +94,34 @@ std::string to_string(ConvAlgorithm algorithm);
 /// The algorithm of a name. Throws Error for an unknown one.
 ConvAlgorithm parse_conv_algorithm(std::string_view name);
 
+/// An algorithm, and how it tiles boxes, if not as estimated.
+struct ConvCandidate {
+  ConvCandidate(ConvAlgorithm a = ConvAlgorithm::automatic, const ConvTiling& t = {})  // NOLINT(*-explicit-*)
+      : algorithm(a), tiling(t) {}
+  friend bool operator==(const ConvCandidate&, const ConvCandidate&) = default;
+
+  ConvAlgorithm algorithm;
+  ConvTiling tiling;
+};
+/// As the autotuner's choices name it: "boxes", "halves 1.1.0.2.4.144.1.0.0".
+std::string to_string(const ConvCandidate& candidate);
+
 /// Which kernels the calls of this thread use until the scope ends, whatever is set otherwise. Their
-/// gradients use them, too, whenever they are computed. Nothing: as if there were no scope.
+/// gradients use them, too, whenever they are computed, but tile as estimated. Nothing: as if there were no
+/// scope.
 class ConvAlgorithmScope {
  public:
-  explicit ConvAlgorithmScope(std::optional<ConvAlgorithm> algorithm);
+  explicit ConvAlgorithmScope(const std::optional<ConvCandidate>& candidate);
   ~ConvAlgorithmScope();
   ConvAlgorithmScope(const ConvAlgorithmScope&) = delete;
   ConvAlgorithmScope& operator=(const ConvAlgorithmScope&) = delete;
 
   /// What the innermost scope of this thread says.
   static std::optional<ConvAlgorithm> current();
+  static ConvTiling tiling();
 
  private:
-  std::optional<ConvAlgorithm> outer_;
+  std::optional<ConvCandidate> outer_;
 };
 
 namespace cpu::reference {

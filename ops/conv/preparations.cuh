@@ -1,9 +1,9 @@
 // Kernels that make ready what the next one reads, side by side.
 //
-// None of them needs another one's results, but a programmatic dependent launch (core/launch_kernel.cuh)
-// waits for the kernel before. So the first waits for what was queued before, and only then lets the second
-// one come; that one begins at once, and waits for the first when its own work is done. Who waits for the
-// last one then waits for all:
+// None of them needs another one's results before its end, but a programmatic dependent launch
+// (core/launch_kernel.cuh) waits for the kernel before. So the first waits for what was queued before, and
+// only then lets the second one come; that one begins at once, and waits for the first when its own work is
+// done. Who waits for the last one then waits for all:
 //
 //   first   |wait|---work---|
 //   second       |------work------|wait|

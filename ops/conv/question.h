@@ -49,7 +49,7 @@ class ConvQuestion {
   };
 
  private:
-  static constexpr std::size_t kMore = 7;
+  static constexpr std::size_t kMore = 8;
   std::array<std::int64_t, 16 + kMore> numbers_;
 };
 

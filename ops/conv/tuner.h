@@ -3,7 +3,8 @@
 // A file is text: a line "tapedeck conv choices 1", and a line of fields between tabs for each choice:
 //   the GPU's name; forward, input_gradient or weight_gradient; the dtype; highest or high, the precision of
 //   float32; the layouts of x and y; n, ci, co and groups of the geometry, and in, out, kernel, stride,
-//   padding and dilation of h and of w; the algorithm; its microseconds; those of the estimated choice.
+//   padding and dilation of h and of w; the algorithm, and where one of its tilings was measured (tiling.h),
+//   a space and that; its microseconds; those of the estimated choice.
 #pragma once
 
 #include <array>
@@ -32,18 +33,18 @@ std::string conv_tuner_question(const std::string& gpu, const char* pass, DType 
 struct ConvTrial {
   virtual ~ConvTrial() = default;
   /// The estimated choice first, and what else can compute the call.
-  virtual std::vector<ConvAlgorithm> candidates() = 0;
+  virtual std::vector<ConvCandidate> candidates() = 0;
   /// What a call takes; about that, when it is far more than `best`. Throws Error when it fails.
-  virtual double seconds(ConvAlgorithm algorithm, double best) = 0;
+  virtual double seconds(const ConvCandidate& candidate, double best) = 0;
   /// Whether the results are those of the estimated choice, but for rounding. Throws Error when it fails.
-  virtual bool matches(ConvAlgorithm algorithm) = 0;
+  virtual bool matches(const ConvCandidate& candidate) = 0;
 };
 
 /// Choices, and how new ones come about. Any thread may call it; one trial is made at a time.
 class ConvTuner {
  public:
   struct Choice {
-    ConvAlgorithm algorithm;
+    ConvCandidate candidate;
     double microseconds, estimated;  // of the algorithm, and of the estimated choice
   };
 
@@ -51,9 +52,9 @@ class ConvTuner {
   explicit ConvTuner(ConvAutotuneOptions options);
 
   std::optional<Choice> known(const std::string& question) const;
-  /// The algorithm for a question, after a trial if need be. Nothing: as estimated. Throws Error when the
+  /// What computes a question's call, after a trial if need be. Nothing: as estimated. Throws Error when the
   /// file cannot be replaced; the choice is known then.
-  std::optional<ConvAlgorithm> choose(const std::string& question, ConvTrial& trial);
+  std::optional<ConvCandidate> choose(const std::string& question, ConvTrial& trial);
 
   /// How often ConvTrial::seconds() was called.
   std::int64_t measurements() const;
@@ -70,6 +71,13 @@ class ConvTuner {
   double spent_ = 0;  // seconds
   std::int64_t measurements_ = 0;
 };
+
+/// The choice of the table that the library has (shipped_choices.h).
+std::optional<ConvTuner::Choice> shipped_choice(const std::string& question);
+/// Whether that has any for a GPU of this name.
+bool has_shipped_choices(const std::string& gpu);
+/// Its questions and choices, with what GPU each is of.
+const std::map<std::string, ConvTuner::Choice>& shipped_choices();
 
 /// That of set_conv_autotune(); null: none.
 std::shared_ptr<ConvTuner> conv_tuner();

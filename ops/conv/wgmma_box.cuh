@@ -120,17 +120,28 @@ struct BoxKernel {
     }
   };
 
+  /// Calls f with a thread block's tiles, of which it has the first one.
+  template <class F>
+  __device__ __forceinline__ static void for_tiles(const BoxArguments& call, TileAt tile, const F& f) {
+#pragma unroll 1
+    for (int t = blockIdx.x;;) {
+      f(tile);
+      t += gridDim.x;
+      if (t >= call.tiles * call.splits) return;
+      tile = TileAt(call, t);
+    }
+  }
+
   /// A slice of each box.
-  __device__ static void bring_boxes(const BoxArguments& call, int slice, char* memory, Barriers& barriers) {
+  __device__ static void bring_boxes(const BoxArguments& call, const TileAt& first, int slice, char* memory,
+                                     Barriers& barriers) {
     const BoxPlan& p = call.plan;
     if (slice >= call.slices) return;
     const bool of_images = call.tile.images > 1;
     const int bytes = call.slice * (of_images ? call.tile.image_pixels() : call.tile.pitch) * kPixelBytes,
               offset = slice * call.slice, image = of_images ? offset : 0, row = of_images ? 0 : offset;
     Position at;
-#pragma unroll 1
-    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
-      const TileAt tile(call, t);
+    for_tiles(call, first, [&](const TileAt& tile) {
       BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box), at.advance(call.box_stages)) {
@@ -146,7 +157,7 @@ struct BoxKernel {
                         tile.image + image, part * p.groups + tile.group);
         }
       }
-    }
+    });
   }
 
   /// The same of nchw images: one warp brings pieces of rows, others make boxes of them.
@@ -166,15 +177,13 @@ struct BoxKernel {
   }
 
   /// A share of each tap's weights.
-  __device__ static void bring_weights(const BoxArguments& call, int share, int shares, char* weights,
-                                       Barriers& barriers) {
+  __device__ static void bring_weights(const BoxArguments& call, const TileAt& first, int share, int shares,
+                                       char* weights, Barriers& barriers) {
     const BoxPlan& p = call.plan;
     const int bytes = weight_bytes(call), mine = bytes / shares;
     weights += share * mine;
     Position at;
-#pragma unroll 1
-    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
-      const TileAt tile(call, t);
+    for_tiles(call, first, [&](const TileAt& tile) {
       BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
@@ -196,12 +205,12 @@ struct BoxKernel {
           }
         }
       }
-    }
+    });
   }
 
   /// The same of weights as they lie, a half of each block's rows.
-  __device__ static void bring_lying_weights(const BoxArguments& call, int half, char* weights,
-                                             Barriers& barriers) {
+  __device__ static void bring_lying_weights(const BoxArguments& call, const TileAt& first, int half,
+                                             char* weights, Barriers& barriers) {
     const BoxPlan& p = call.plan;
     const int bytes = weight_bytes(call), all = call.blocks, row = half * kWeightRows;
     const CUtensorMap& map = call.maps[kMaxPlanes];
@@ -209,9 +218,7 @@ struct BoxKernel {
     constexpr int kChunk = kPixelBytes / sizeof(typename Math::Element);
     weights += row * kPixelBytes;
     Position at;
-#pragma unroll 1
-    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) {
-      const TileAt tile(call, t);
+    for_tiles(call, first, [&](const TileAt& tile) {
       const int to_channel = tile.block * all * kBlockChannels;
       BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
 #pragma unroll 1
@@ -233,7 +240,7 @@ struct BoxKernel {
             }
           }
       }
-    }
+    });
   }
 
   /// What a warpgroup multiplies.
@@ -492,8 +499,11 @@ struct BoxKernel {
     bool has_products_[kJoined] = {};
   };
 
-  __device__ __forceinline__ static void synchronise_consumers() {
-    asm volatile("bar.sync %0, %1;" ::"n"(kTurns + 2), "n"(kConsumerThreads) : "memory");
+  /// Has a tile be known here, not only where it is used.
+  __device__ __forceinline__ static void settle(TileAt& tile) {
+    asm volatile(""
+                 : "+r"(tile.phase), "+r"(tile.image), "+r"(tile.row), "+r"(tile.column), "+r"(tile.block),
+                   "+r"(tile.group), "+r"(tile.begin), "+r"(tile.end));
   }
 
   /// Reads anew what would else be kept in a register from the kernel's begin on.
@@ -509,7 +519,10 @@ struct BoxKernel {
     // What brings boxes begins as soon as there are barriers; meanwhile places are found. Small layers, of a
     // tile for each multiprocessor, take 7 microseconds, most of which warps spend on a thousand instructions
     // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
-    // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time).
+    // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
+    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it, some 14
+    // clocks for each instruction: they come from memory. So who brings does that while barriers are made,
+    // and others find places, both before a kernel before is over.
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     const int other = warp - kConsumerThreads / 32;
     if (other >= 0 && is_first_of_warp()) {
@@ -531,6 +544,16 @@ struct BoxKernel {
       prefetch_map(call.maps[0]);
       if (call.weights != BoxWeights::packed) prefetch_map(call.maps[kMaxPlanes]);
     }
+    TileAt brought;
+    if (other >= 0) {
+      brought = TileAt(call, blockIdx.x);
+      settle(brought);
+    } else if (Output::needs_places(call)) {
+      PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
+#pragma unroll 1
+      for (int i = threadIdx.x; i < 2 * N; i += kConsumerThreads)
+        places[i] = Output::place_of_result(call, i);
+    }
     __syncthreads();
     await_previous<false>();
     if constexpr (Math::kScaled)
@@ -540,20 +563,13 @@ struct BoxKernel {
       if constexpr (kCanGather)
         if (call.slots > 0 && other <= kGatherWarps) return make_boxes(call, other, memory, barriers);
       if (!is_first_of_warp()) return;
-      if (other < kMostSlices) return bring_boxes(call, other, memory, barriers);
+      if (other < kMostSlices) return bring_boxes(call, brought, other, memory, barriers);
       const int share = call.slots > 0 ? 0 : other - kMostSlices;
       if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
-        return bring_lying_weights(call, share, memory + at.weights, barriers);
-      return bring_weights(call, share, weight_shares(call), memory + at.weights, barriers);
+        return bring_lying_weights(call, brought, share, memory + at.weights, barriers);
+      return bring_weights(call, brought, share, weight_shares(call), memory + at.weights, barriers);
     }
     take_registers<kConsumerRegisters>();
-    if (Output::needs_places(call)) {
-      PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
-#pragma unroll 1
-      for (int i = threadIdx.x; i < 2 * N; i += kConsumerThreads)
-        places[i] = Output::place_of_result(call, i);
-      synchronise_consumers();
-    }
     const int warpgroup = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     const bool in_turns = kParts == 1 && call.in_turns;
     if ((kParts > 1 || in_turns) && warpgroup > 0) pass_turn(kTurns);

@@ -67,6 +67,7 @@ static_assert(sizeof(BoxArguments) <= 4096);  // what a kernel's parameters may 
 /// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
 template <int kJoined>
 struct BoxTileAt {
+  BoxTileAt() = default;
   __device__ BoxTileAt(const BoxArguments& call, int index) {
     const BoxPlan& p = call.plan;
     const int split = call.splits == 1 ? 0 : call.by_tiles.divide(index);

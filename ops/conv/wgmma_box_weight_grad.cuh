@@ -56,7 +56,7 @@ struct BoxGradKernel {
   static constexpr int kWarpgroups = grad_warpgroups(kAtoms, kParts);
   static constexpr int kConsumers = kWarpgroups * 128, kThreads = kConsumers + 128;
   // Steps until D is added to what is written. Results of 16 bits can do with less accuracy.
-  static constexpr int kFlush = Math::kScaled ? 512 : 2048, kFlushOfParts = 4;
+  static constexpr int kFlush = Math::kScaled ? 512 : 2048, kFlushOfParts = BoxGradPlan::kFlushOfParts;
   static_assert(kFlush >= BoxGradPlan::kMostSteps);
   static constexpr int kStepWords = 16 * kPixelBytes / 16;  // from a step's pixels to the next one's
   static constexpr int kMostStages = 4;
@@ -85,8 +85,8 @@ struct BoxGradKernel {
     const BoxTile& box = is_x ? p.tile.x : p.tile.y;
     if (slice >= box.slices()) return;
     const int bytes = box.slice_pixels() * kPixelBytes, offset = slice * box.slice();
-    // Of blocks of channels, or of a row's taps.
     const bool of_taps = !is_x && p.tile.of_taps;
+    // Of blocks of channels, or of a row's taps.
     const int boxes = is_x      ? p.x_blocks
                       : of_taps ? p.planes.w.of[work.j].taps
                                 : p.y_blocks,
@@ -122,12 +122,20 @@ struct BoxGradKernel {
   __device__ __forceinline__ static void run(const BoxGradArguments& call, char* memory, Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
     const Work work(call);
-    const int x_bytes = p.tile.x_bytes, stage_bytes = p.stage_bytes(), warpgroups = p.units * p.x_blocks;
+    const int x_bytes = p.tile.x_bytes, warpgroups = p.units * p.x_blocks;
     // All threads of a warp take the same path, and the compiler knows.
     const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-    // Zeros after boxes of y; and where boxes come later, for what is read past an end then.
-    for (int i = threadIdx.x; i < call.stages * stage_bytes / kVectorBytes; i += kThreads)
-      reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
+    // Zeros after boxes of y, where products of pixels that do not exist read. A warp has a stage's part.
+    const int part = threadIdx.x / 32;
+    static_assert(kThreads / 32 >= kMostStages * kParts);
+    if (part < call.stages * kParts) {
+      char* box = memory + part * p.part_bytes() + p.x_blocks * x_bytes;
+      for (int b = 0; b < p.y_boxes(); ++b, box += p.tile.y_bytes) {
+        for (int i = p.tile.y.pixels() * kPixelBytes + threadIdx.x % 32 * kVectorBytes; i < p.tile.y_bytes;
+             i += 32 * kVectorBytes)
+          *reinterpret_cast<uint4*>(box + i) = make_uint4(0, 0, 0, 0);
+      }
+    }
     if (threadIdx.x == 0) {
       for (int s = 0; s < call.stages; ++s) {
         barriers.full[s].initialise(p.tile.x.slices() + p.tile.y.slices());

@@ -63,7 +63,10 @@ inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Facto
 /// How the weight's gradient is computed over boxes; without a plan where it is not.
 inline const BoxGradWay& weight_grad_box_way(const ConvTranspose2dGeometry& g, const Factors& f) {
   static const BoxGradWay none;
-  return weight_grad_over_boxes(g, f) ? box_grad_way(g, f.are_float() ? f.halves() : 1) : none;
+  if (!weight_grad_over_boxes(g, f)) return none;
+  const int parts = f.are_float() ? f.halves() : 1;
+  const BoxGradWay& tiled = box_grad_way(g, parts, ConvAlgorithmScope::tiling());
+  return tiled.plan.exists() ? tiled : box_grad_way(g, parts);
 }
 
 /// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of 16-bit
@@ -113,47 +116,70 @@ inline double largest_clocks(std::int64_t images, bool may_be_sampled) {
   return kKernelClocks + (sampled ? 0 : 4 * static_cast<double>(images) / kCopiedBytes);
 }
 
+/// Boxes that a map may be over: of what, and what their ways take.
+struct BoxKind {
+  MapKind kind;
+  ConvAlgorithm name;  // which forces them
+  int element_bytes, parts;
+  double least = 0, more = 0;  // clocks: of memory, and of preparing, more or less than a copy of nchw images
+
+  bool gathers() const { return name == ConvAlgorithm::gathered; }
+};
+/// Calls f with those that compute a map to images of `results` from those of a layout. `shared`: whether the
+/// weight's gradient needs a copy anyway.
+template <class F>
+void for_box_kinds(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
+                   const Factors& f, bool shared, const F& offer) {
+  const std::int64_t x = g.x_shape().count(), y = g.y_shape().count(), images = transposed ? x : y;
+  const bool may_gather = from == Layout::nchw && !have_channels_last(results) && !shared;
+  constexpr double kBytes = 2100;  // of memory in a clock
+  const double moved = static_cast<double>(x + y) * f.element_bytes / kBytes,
+               copied = static_cast<double>(images) * 2 * f.element_bytes / kCopiedBytes + kKernelClocks;
+  if (f.parts == 1) offer(BoxKind{MapKind::boxes, ConvAlgorithm::boxes, f.element_bytes, 1});
+  if (!f.are_float()) {
+    if (may_gather) offer(BoxKind{MapKind::boxes, ConvAlgorithm::gathered, 2, 1, moved, -copied});
+  } else if (halves_fit(g, f.halves())) {
+    offer(BoxKind{MapKind::halves, ConvAlgorithm::halves, 2, f.halves(), 0,
+                  halves_clocks(images, from, f.halves(), shared)});
+    if (may_gather) offer(BoxKind{MapKind::halves, ConvAlgorithm::gathered, 2, f.halves(), moved, -copied});
+  }
+}
+/// What a way of theirs takes, to be compared.
+inline double clocks_of(const BoxKind& k, const ConvTranspose2dGeometry& g, bool transposed, const Factors& f,
+                        const BoxWay& way) {
+  const std::int64_t images = (transposed ? g.x_shape() : g.y_shape()).count();
+  const double largest = k.gathers() && f.are_float() ? largest_clocks(images, may_be_sampled(way.plan)) : 0;
+  return std::max(way.choice.clocks, k.least) + largest + k.more;
+}
+
 /// The way of least clocks to images of `results` from those of a layout, or the one that is forced.
 /// `serve_both`: whether a copy serves the weight's gradient, too, if that is computed over boxes.
 inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
                       const Factors& f, bool serve_both = OperandCopies::serve_both()) {
   const ConvAlgorithm forced = conv_algorithm();
+  const ConvTiling tiling = ConvAlgorithmScope::tiling();
   MapWay way;
   way.plan = Plan(g, transposed, f.element_bytes);
   way.windows = windows_tile(way.plan, f.parts);
   way.clocks = way.windows.clocks;
   const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1,
-             shared = serve_both && weight_grad_over_boxes(g, f) && !weight_grad_over_rows(g, from, from, f),
-             may_gather = from == Layout::nchw && !have_channels_last(results) && !shared;
-  const std::int64_t x = g.x_shape().count(), y = g.y_shape().count(), images = transposed ? x : y;
-  // Of the ways so far, with what they take more or less than a copy of nchw images.
-  double least = way.clocks + (gaps ? static_cast<double>(y) * kGapClocks / 132 : 0);
-  const auto offer = [&](MapKind kind, const BoxWay& boxes, ConvAlgorithm name, double clocks, double more) {
-    if (boxes.choice.places == 0 || (clocks + more >= least && forced != name)) return;
-    way.kind = kind, way.boxes = boxes, way.clocks = clocks;
-    least = forced == name ? -std::numeric_limits<double>::infinity() : clocks + more;
-  };
-  const auto offer_boxes = [&](MapKind kind, int element_bytes, int parts, ConvAlgorithm name, double more) {
-    const BoxWay boxes = known_box_way(g, transposed, element_bytes, parts, results, f.element_bytes);
-    offer(kind, boxes, name, boxes.choice.clocks, more);
-  };
-  const auto offer_gathered = [&](MapKind kind, int parts) {
-    if (!may_gather) return;
-    const BoxWay boxes = known_box_way(g, transposed, 2, parts, results, f.element_bytes, true);
-    constexpr double kBytes = 2100;  // of memory in a clock
-    const double moved = static_cast<double>(x + y) * f.element_bytes / kBytes,
-                 copied = static_cast<double>(images) * 2 * f.element_bytes / kCopiedBytes + kKernelClocks,
-                 more = f.are_float() ? largest_clocks(images, may_be_sampled(boxes.plan)) : 0;
-    offer(kind, boxes, ConvAlgorithm::gathered, std::max(boxes.choice.clocks, moved) + more, -copied);
-  };
-  if (f.parts == 1) offer_boxes(MapKind::boxes, f.element_bytes, 1, ConvAlgorithm::boxes, 0);
-  if (!f.are_float()) {
-    offer_gathered(MapKind::boxes, 1);
-  } else if (halves_fit(g, f.halves())) {
-    offer_boxes(MapKind::halves, 2, f.halves(), ConvAlgorithm::halves,
-                halves_clocks(images, from, f.halves(), shared));
-    offer_gathered(MapKind::halves, f.halves());
-  }
+             shared = serve_both && weight_grad_over_boxes(g, f) && !weight_grad_over_rows(g, from, from, f);
+  // Of the ways so far.
+  double least = way.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
+  for_box_kinds(g, transposed, from, results, f, shared, [&](const BoxKind& k) {
+    const bool is_forced = forced == k.name;
+    const auto find = [&](const ConvTiling& of) {
+      return known_box_way(g, transposed, k.element_bytes, k.parts, results, f.element_bytes, k.gathers(),
+                           of);
+    };
+    BoxWay boxes = find(is_forced ? tiling : ConvTiling());
+    if (is_forced && tiling.exists() && boxes.choice.places == 0) boxes = find({});
+    if (boxes.choice.places == 0) return;
+    const double clocks = clocks_of(k, g, transposed, f, boxes);
+    if (clocks >= least && !is_forced) return;
+    way.kind = k.kind, way.boxes = boxes, way.clocks = clocks - k.more;
+    least = is_forced ? -std::numeric_limits<double>::infinity() : clocks;
+  });
   return way;
 }
 

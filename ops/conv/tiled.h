@@ -1,0 +1,80 @@
+// What the autotuner tries beyond algorithms: ways over boxes that are estimated to be nearly as fast as the
+// one that is estimated to be the fastest.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <tapedeck/ops/conv/wgmma_choice.h>
+
+namespace tapedeck::conv_gemm {
+
+/// Of an estimate, and clocks that estimates miss in small layers.
+inline constexpr double kMostOfBest = 1.5, kMissedClocks = 6000;
+inline constexpr int kMostOfKind = 3, kMostTiled = 28;
+
+/// As a scope would force what is taken; `automatic`: windows.
+inline ConvCandidate map_taken(const MapWay& way) {
+  if (way.kind == MapKind::windows) return {};
+  return {way.gathers()                 ? ConvAlgorithm::gathered
+          : way.kind == MapKind::halves ? ConvAlgorithm::halves
+                                        : ConvAlgorithm::boxes,
+          way.boxes.tiling()};
+}
+inline ConvCandidate weight_grad_taken(const ConvTranspose2dGeometry& g, Layout x, Layout y,
+                                       const Factors& f) {
+  if (weight_grad_over_rows(g, x, y, f)) return ConvAlgorithm::rows;
+  const BoxGradWay& way = weight_grad_box_way(g, f);
+  if (!way.plan.exists()) return {};
+  return {f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.tiling()};
+}
+
+/// Of a map: a few of each kind of boxes, fold, split, joined phases, results, blocks and turns. (Of the
+/// layers of bench/conv_shapes.h on an H100, the fastest took 0.73 to 1 of the time of the one that was
+/// estimated to be it.)
+inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, bool transposed, Layout from,
+                                             BoxResults results, const Factors& f) {
+  struct Tiled {
+    double clocks;
+    ConvCandidate candidate;
+    std::vector<int> kind;
+  };
+  std::vector<Tiled> all;
+  for_box_kinds(g, transposed, from, results, f, false, [&](const BoxKind& k) {
+    for (const BoxWay& way :
+         box_ways(g, transposed, k.element_bytes, k.parts, results, f.element_bytes, k.gathers())) {
+      const BoxChoice& c = way.choice;
+      all.push_back({clocks_of(k, g, transposed, f, way),
+                     {k.name, way.tiling()},
+                     {static_cast<int>(k.name), way.fold.x, way.fold.y, static_cast<int>(way.plan.split),
+                      way.plan.joined, static_cast<int>(c.results), c.blocks, c.in_turns ? 1 : 0}});
+    }
+  });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Tiled& a, const Tiled& b) { return a.clocks < b.clocks; });
+  std::map<std::vector<int>, int> of_kind;
+  std::vector<ConvCandidate> some;
+  for (const Tiled& t : all) {
+    if (t.clocks > kMostOfBest * all.front().clocks + kMissedClocks || some.size() == kMostTiled) break;
+    if (++of_kind[t.kind] <= kMostOfKind) some.push_back(t.candidate);
+  }
+  return some;
+}
+
+/// Of the weight's gradient: a few tiles of each fold and number of atoms.
+inline std::vector<ConvCandidate> tiled_weight_grads(const ConvTranspose2dGeometry& g, const Factors& f) {
+  std::vector<ConvCandidate> some;
+  if (f.are_float() && !halves_fit(g, f.halves())) return some;
+  const std::vector<BoxGradWay> ways = grad_ways(g, f.are_float() ? f.halves() : 1, kMostOfKind);
+  double least = std::numeric_limits<double>::infinity();
+  for (const BoxGradWay& way : ways) least = std::min(least, way.plan.clocks());
+  for (const BoxGradWay& way : ways)
+    if (way.plan.clocks() <= kMostOfBest * least + kMissedClocks && some.size() < kMostTiled)
+      some.emplace_back(f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.tiling());
+  return some;
+}
+
+}  // namespace tapedeck::conv_gemm
