@@ -1,10 +1,12 @@
 // Trials of a GPU's algorithms: times and results of calls on tensors of their own.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <string>
+#include <thread>
 
 #include <tapedeck/core/random.h>
 #include <tapedeck/ops/arithmetic.h>
@@ -107,6 +109,10 @@ class Trial final : public ConvTrial {
     Stopwatch watch(x_.device());
     const double first = watch.seconds(1, call);
     if (first > 3 * best) return first;
+    // A GPU that was busy lowers its clock, and that changes which of large calls is the fastest (an H200: of
+    // 15 that were chosen without a rest, none was faster after one). So each begins alike.
+    constexpr double kShort = 1e-4;
+    if (first > kShort) std::this_thread::sleep_for(std::chrono::milliseconds(30));
     constexpr double kBatch = 3e-4;
     const int calls = std::clamp(static_cast<int>(kBatch / first), 1, 20);
     std::array<double, 5> times;

@@ -22,7 +22,7 @@ struct ConvAutotuneOptions {
   std::string file = {};
   /// Only what the file says: nothing is measured or written. Unknown calls are computed as without a tuner.
   bool pinned = false;
-  /// What trials may take in all: about half a second a call. What is then unknown is computed as without a
+  /// What trials may take in all: half a second to two a call. What is then unknown is computed as without a
   /// tuner.
   double budget_seconds = 30;
 };
