@@ -45,11 +45,13 @@
 // box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 660 TFLOP/s; 64 to 64 channels, 3x3: 593; 1024 to 512, kernel 2, stride 2: 560. What mattered:
+// 4, stride 2: 750 TFLOP/s; 64 to 64 channels, 3x3: 613; 1024 to 512, kernel 2, stride 2: 594. What mattered:
 // that products of a tap are in line (see multiply_tap; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
-// next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow; two taps in a group of
+// next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow, or once a block has
+// multiplied (0.9 to 1.2 times as long); bringing all maps near to the accelerator before they are needed, or
+// touching all parameters; two taps in a group of
 // products where these are of few places (0.97 to 1.07 times as long); clusters of two blocks whose boxes
 // come to both at once, which are no faster (the second-level cache does not bound) or slower, and whose
 // arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of channels
