@@ -240,7 +240,8 @@ TEST(ConvAutotune, TellsTilingsOfAnAlgorithmApart) {
   EXPECT_EQ(pinned.choose(question(), never), tiled);
   EXPECT_NE(tiled.tiling.code(), other.tiling.code());
   EXPECT_NE(ConvTiling({1}).code(), ConvTiling({1, 0}).code());
-  for (const char* text : {"", ".", "1.", ".1", "1..2", "x", "-1", "1000", "1.2.3.4.5.6.7.8.9.10"})
+  for (const char* text :
+       {"", ".", "1.", ".1", "1..2", "x", "-1", "1000", "1.99999999999999999999", "1.2.3.4.5.6.7.8.9.10"})
     EXPECT_THAT(error_of([&] { (void)ConvTiling::parse(text); }),
                 HasSubstr(concat("tiling \"", text, "\" is not legal; legal are up to 9 whole numbers")));
 }

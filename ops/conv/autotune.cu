@@ -109,8 +109,9 @@ class Trial final : public ConvTrial {
     Stopwatch watch(x_.device());
     const double first = watch.seconds(1, call);
     if (first > 3 * best) return first;
-    // A GPU that was busy lowers its clock, and that changes which of large calls is the fastest (an H200: of
-    // 15 that were chosen without a rest, none was faster after one). So each begins alike.
+    // Large calls are slower on a GPU that was busy, and not all by the same: of 58 choices that an H200 made
+    // without a rest, 15 gained less than 1.5% in the benchmark, which rests, or lost up to 8%. So each
+    // begins alike.
     constexpr double kShort = 1e-4;
     if (first > kShort) std::this_thread::sleep_for(std::chrono::milliseconds(30));
     constexpr double kBatch = 3e-4;

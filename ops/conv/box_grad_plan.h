@@ -168,8 +168,9 @@ struct BoxGradPlan {
       unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
     beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
     row_taps = atoms_are_taps && taps <= atoms ? atoms : 0;
-    // Operands of two parts are multiplied for so long that two stages are enough: large tiles, with whole
-    // groups of steps, take 0.75 (big, float32) to 1.04 of the time of three stages' (an H100).
+    // Operands of two parts are multiplied for so long that two stages are enough: with the larger tiles of
+    // two, float32 took 0.75 (big) to 1.04 (kb57) of the time with three, in one run on an H100. (That costs
+    // count whole groups of steps was not timed apart.)
     for (int stages = parts == 1 ? 3 : 2; stages > 1 && tile.steps == 0; --stages) {
       double least = 0;
       for_tiles(stages, [&](const GradTile& t, double cost) {

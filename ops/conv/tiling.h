@@ -33,9 +33,9 @@ class ConvTiling {
       const std::size_t end = std::min(text.find('.', begin), text.size());
       int number = 0;
       bool legal = end > begin && end - begin < 4 && t.size_ < kMost;
-      for (const char c : text.substr(begin, end - begin)) {
-        legal = legal && c >= '0' && c <= '9';
-        number = number * 10 + (c - '0');
+      for (std::size_t i = begin; legal && i < end; ++i) {
+        legal = text[i] >= '0' && text[i] <= '9';
+        number = number * 10 + (text[i] - '0');
       }
       check(legal, "tiling \"", text, "\" is not legal; legal are up to ", kMost,
             " whole numbers below 1000 between points");

@@ -50,14 +50,14 @@
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
 // next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow, or once a block has
-// multiplied (0.9 to 1.2 times as long); bringing all maps near to the accelerator before they are needed, or
-// touching all parameters; two taps in a group of
-// products where these are of few places (0.97 to 1.07 times as long); clusters of two blocks whose boxes
-// come to both at once, which are no faster (the second-level cache does not bound) or slower, and whose
-// arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of channels
-// (1.04 to 1.2 times as long); moments of channels for a batch normalisation behind it, from sums in
-// registers with a branch for each place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more,
-// where reading results again takes 7 to 15, and large layers up to 12% more without being asked for them.
+// multiplied (0.94 to 1.18 times as long); bringing all maps near to the accelerator before they are needed,
+// or touching all parameters; two taps in a group of products where these are of few places (0.97 to 1.07
+// times as long); clusters of two blocks whose boxes come to both at once, which are no faster (the
+// second-level cache does not bound) or slower, and whose arrivals at barriers must not be releases to the
+// cluster; weights that are packed by pairs of channels (1.04 to 1.2 times as long); moments of channels for
+// a batch normalisation behind it, from sums in registers with a branch for each place: a DCGAN's layers of
+// 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15, and large layers
+// up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>
@@ -523,8 +523,8 @@ struct BoxKernel {
     // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
     // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
     // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it, some 14
-    // clocks for each instruction: they come from memory. So who brings does that while barriers are made,
-    // and others find places, both before a kernel before is over.
+    // clocks for each instruction (perhaps they come from memory). So who brings does that while barriers are
+    // made, and others find places, both before a kernel before is over.
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     const int other = warp - kConsumerThreads / 32;
     if (other >= 0 && is_first_of_warp()) {
