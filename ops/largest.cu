@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const std::int64_t at = i + k * threads;
-      x[k] = at < operand.vectors ? data[at / kWarp * operand.spacing + at % kWarp] : float4{};
+      x[k] = at < operand.vectors ? load_fresh(data + at / kWarp * operand.spacing + at % kWarp) : float4{};
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   for (std::int64_t i = operand.first + thread; i < operand.count; i += threads)
-    most = max(most, magnitude(operand.data[i]));
+    most = max(most, magnitude(load_fresh(operand.data + i)));
   if (most > 0) most = min(most + operand.room, 0x7f7fffffu);
   end_preparation(beside);
   raise_largest<kThreads>(blockIdx.y == 0 ? largest_a : largest_b, most);

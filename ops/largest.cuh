@@ -6,6 +6,10 @@
 // a read of a sample: copies are scaled for magnitudes up to 16 times the sample's, and made again in the
 // rare case that they meet larger ones. Infinities and NaN do not count.
 //
+// (Blocks that copy, and find it together, were tried: the meeting of 528 took 2.4 us from where the last one
+// came, and the next kernel begins 0.6 us after the last block of one before it. A DCGAN's layers in TF32
+// took 1.04 to 1.12 times as long.)
+//
 // Two words hold it: what was found, or 16 times the sample's largest; and 0, or the largest of what is
 // beyond that. Their maximum is what operands are scaled by. Copies know the second word only for all of a
 // tensor, so those that leave elements out do not use samples. Of such large tensors the last bits of

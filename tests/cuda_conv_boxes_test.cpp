@@ -434,10 +434,12 @@ TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
   }
 }
 
-// Rows of 16-bit images in nchw as they lie: rows of y that begin at any element, one to three rows of x at
-// once, parts of a block that take turns, strips of half a tile, padding, dilation, strides of rows, groups.
+// Rows of images in nchw as they lie, of 16 bits or float32: rows of y that begin at any element, one to
+// three rows of x at once, parts of a block that take turns, strips of half a tile, padding, dilation,
+// strides of rows, groups.
 TEST_F(CudaConvBoxes, RowsAsTheyLie) {
   Share share;
+  int of_floats = 0;
   for (const Layer& l : {Layer{{1, 64, 8, 64}, 64, 1, {}},
                          Layer{{2, 64, 9, 64}, 64, {1, 3}, {.padding = {0, 1}}},
                          Layer{{1, 64, 12, 64}, 64, 3, {.padding = 1}},
@@ -461,10 +463,11 @@ TEST_F(CudaConvBoxes, RowsAsTheyLie) {
                          Layer{{2, 64, 16, 40}, 64, 3, {.padding = 1}},
                          Layer{{4, 64, 1, 128}, 64, 3, {.padding = 1}},
                          Layer{{40, 64, 2, 64}, 64, 3, {}}}) {
-    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
       for (const std::int64_t first : {0, 3}) {  // not aligned: by other kernels
         if (!share.takes_next() || (first > 0 && dtype == DType::float16)) continue;
         SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " from ", first));
+        const Precision precision = dtype == DType::float32 ? Precision::high : Precision::highest;
         const auto tensor = [&](const Shape& shape) {
           return randn({shape.count() + first})
               .to(kCuda)
@@ -476,15 +479,24 @@ TEST_F(CudaConvBoxes, RowsAsTheyLie) {
                      w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
                                        {dtype, kCuda});
         const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
-        {
+        const bool is_float = dtype == DType::float32;
+        if (conv_gemm::row_grad_plan(g, is_float).exists()) {
+          of_floats += is_float ? 1 : 0;
           const ConvAlgorithmScope scope(ConvAlgorithm::rows);
-          EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant, "rows as they lie");
+          set_float32_precision(precision);
+          EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant,
+                    is_float ? "rows as they lie, of scaled halves" : "rows as they lie");
+          set_float32_precision(Precision::highest);
+        } else {
+          EXPECT_TRUE(is_float) << "float32 needs more room";
         }
-        expect_weight_grad_as_tensor(ConvAlgorithm::rows, Precision::highest, x, tensor(g.y_shape()),
-                                     l.kernel, l.options, Layout::nchw,
-                                     dtype == DType::float16 ? 6e-4 : 3e-3);
+        expect_weight_grad_as_tensor(ConvAlgorithm::rows, precision, x, tensor(g.y_shape()), l.kernel,
+                                     l.options, Layout::nchw, dtype == DType::bfloat16 ? 3e-3 : 6e-4);
       }
     }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(of_floats, 30);
   }
 }
 

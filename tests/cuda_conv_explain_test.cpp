@@ -209,7 +209,8 @@ TEST(CudaConvExplain, NamesVariants) {
     EXPECT_EQ(choices_of("dcgan1", float32, nchw), three(windows));
   }
   set_float32_precision(Precision::high);
-  EXPECT_EQ(choices_of("kb57", float32, nchw), three(halves));
+  EXPECT_EQ(choices_of("kb57", float32, nchw),
+            concat(halves, ", ", halves, ", wgmma (rows as they lie, of scaled halves)"));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::boxes);
     EXPECT_EQ(choices_of("kb57", float32, nchw), concat(boxes, ", ", boxes, ", ", halves));

@@ -35,7 +35,7 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   }
   if (!is_sanitized() || forced == ConvAlgorithm::automatic) return true;
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
-  if (forced == ConvAlgorithm::rows && (size_of(dtype) > 2 || layout == Layout::nhwc)) return false;
+  if (forced == ConvAlgorithm::rows && (dtype == DType::float64 || layout == Layout::nhwc)) return false;
   if (forced == ConvAlgorithm::gathered && layout == Layout::nhwc) return false;
   const bool of_wgmma = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves ||
                         forced == ConvAlgorithm::gathered || forced == ConvAlgorithm::rows;
@@ -66,7 +66,8 @@ void for_each_algorithm(F f) {
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||
                               algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
                               algorithm == ConvAlgorithm::boxes || algorithm == ConvAlgorithm::halves ||
-                              algorithm == ConvAlgorithm::gathered || algorithm == ConvAlgorithm::automatic;
+                              algorithm == ConvAlgorithm::gathered || algorithm == ConvAlgorithm::rows ||
+                              algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);

@@ -18,6 +18,7 @@
 #include <tapedeck/nn/optim/sgd.h>
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/kernels.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv_transpose2d.h>
 #include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/reduce.h>
@@ -220,7 +221,7 @@ Tensor knowing(const Tensor& x) {
 // are those of an exact magnitude, to the bit.
 TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
   if (!is_known(normalised(kRows))) GTEST_SKIP() << "this GPU has no products of halves";
-  const Shape shape{2, 32, 256, 300}, of_y{2, 32, 258, 302};  // more than 2^22 elements
+  const Shape shape{2, 32, 256, 304}, of_y{2, 32, 258, 306};  // more than 2^22 elements
   const Tensor w = randn({32, 32, 3, 3}, {.device = kCuda});
   const auto results = [&](const Tensor& x, const Tensor& gy) {
     const Variable a = Variable::parameter(x), b = Variable::parameter(w);
@@ -230,9 +231,9 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
     return std::array{y.tensor().to_vector<float>(), g[0].tensor().to_vector<float>(),
                       g[1].tensor().to_vector<float>()};
   };
-  // Of the elements in memory, the sample has the first 128 of each 596 of x, and of each 604 of gy.
-  constexpr std::int64_t kSeen = 604 * 5 + 50, kMissed = 604 * 5 + 400;
-  static_assert(kSeen % 596 < 128 && kSeen % 604 < 128 && kMissed % 596 > 128 && kMissed % 604 > 128);
+  // Of the elements in memory, the sample has the first 128 of each 604 of x, and of each 612 of gy.
+  constexpr std::int64_t kSeen = 612 * 5 + 50, kMissed = 612 * 5 + 400;
+  static_assert(kSeen % 604 < 128 && kSeen % 612 < 128 && kMissed % 604 > 128 && kMissed % 612 > 128);
   struct Case {
     const char* name;
     float factor;  // of all elements
@@ -247,12 +248,16 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
                         {"missed", 1, 1, 1e5F, true},
                         {"missed, much larger", 1e-20F, 1, 1e10F, true},
                         {"a single one", 0, 0, -3, true}};
+  EXPECT_TRUE(conv_gemm::row_grad_plan(
+                  conv_transpose2d_geometry(Tensor::empty(shape), Tensor::empty(w.shape()), {}, {}), true)
+                  .exists());
   Share share(3);  // of eight cases in turn, those that are made again among them
   for (const Precision precision : {Precision::high, Precision::highest}) {
     set_float32_precision(precision);
     for (const auto& [layout, algorithm] : {std::pair(Layout::nchw, ConvAlgorithm::halves),
                                             {Layout::nhwc, ConvAlgorithm::halves},
-                                            {Layout::nchw, ConvAlgorithm::gathered}}) {
+                                            {Layout::nchw, ConvAlgorithm::gathered},
+                                            {Layout::nchw, ConvAlgorithm::rows}}) {
       set_conv_algorithm(algorithm);
       for (const Case& c : cases) {
         if (!share.takes_next()) continue;
@@ -279,7 +284,7 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
             most = std::max(most, std::abs(double{known[i][k]}));
             error = std::max(error, std::abs(double{known[i][k]} - double{guessed[i][k]}));
           }
-          EXPECT_LE(error, 1e-6 * most) << i;
+          EXPECT_LE(error, 2e-6 * most) << i;
         }
       }
     }

@@ -50,12 +50,12 @@ struct XTile {
 /// Sums of some rows of tiles are computed. Returns whether there was a plan.
 bool check(const ConvCase& c, ConvRandom& random) {
   const ConvTranspose2dGeometry g = geometry_of(c);
-  RowGradPlan p = best_row_plan(g);
+  RowGradPlan p = best_row_plan(g, random.chance(50));
   if (!p.exists()) return false;
   // Small rings and few blocks go round more often.
   if (random.chance(50)) p.stages = p.parts + 3, p.splits = std::min(p.splits, 2);
   EXPECT_LE(p.shared_bytes(), kMostRowBytes);
-  EXPECT_LE(p.warpgroups * p.parts, row_grad_warpgroups(p.columns()));
+  EXPECT_LE(p.warpgroups * p.parts, row_grad_warpgroups(p.columns(), p.are_float));
   EXPECT_LE(p.stages, kMostRowStages);
   EXPECT_EQ(p.x_bytes() % 1024, 0);
   EXPECT_EQ(p.y_begin() % 128, 0);
@@ -191,10 +191,13 @@ TEST(RowGradPlan, TilesFitSharedMemory) {
     c.in[1] = 8 * random.in(4, 40), c.stride[1] = 1;
     const ConvTranspose2dGeometry g = geometry_of(c);
     if (c.out(0) < 1 || c.out(1) < 1) continue;
-    const RowGradPlan p = best_row_plan(g);
+    const RowGradPlan p = best_row_plan(g, i % 2 == 1);
     if (!p.exists()) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
     ++plans;
+    ASSERT_EQ(p.float_slots > 1, p.are_float);
+    ASSERT_EQ(p.floats_begin() % 128, 0);
+    ASSERT_EQ(p.floats_bytes() % 128, 0);
     ASSERT_LE(p.shared_bytes(), kMostRowBytes);
     ASSERT_GE(p.units * p.unit_tiles, 1);
     ASSERT_GE(p.unit_tiles * 4 * p.warpgroups, p.units);

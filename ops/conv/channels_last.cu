@@ -26,6 +26,7 @@ using conv_gemm::ImageStrides;
 using conv_gemm::kVectorBytes;
 
 constexpr int kRowWords = 32, kWarps = kThreads / 32;
+constexpr int kSplitAtOnce = 2;  // vectors
 /// Of a tile; few where there would be too few blocks.
 constexpr int rows_of_tile(int parts, bool few) {
   return few ? 32 : 128 / parts;
@@ -73,11 +74,11 @@ struct Halves {
   __device__ Halves(const unsigned* words, Scale s)
       : largest(words),
         scale_is(s),
-        bound(s == Scale::guessed ? words[0] : largest_of(words)),
+        bound(s == Scale::guessed ? load_fresh(words) : max(load_fresh(words), load_fresh(words + 1))),
         scale(conv_gemm::scale_of(bound)) {}
   /// Not if the guess was right.
   __device__ bool has_work() const {
-    return scale_is != Scale::repeated || conv_gemm::is_beyond(largest[1], largest[0]);
+    return scale_is != Scale::repeated || conv_gemm::is_beyond(load_fresh(largest + 1), load_fresh(largest));
   }
   __device__ void operator()(float x, float16 (&parts)[kOf]) {
     most = max(most, magnitude(x));
@@ -97,6 +98,14 @@ struct Halves {
   float scale;
 };
 
+/// begin_preparation(). A copy beside another one first spends half a microsecond: at once, both took longer,
+/// as the first one's last blocks did, which is complete only when all is in memory (a timeline on an H100:
+/// 7 instead of 4.5 us for dcgan2 in TF32, channels last; one after the other is slower, too).
+__device__ __forceinline__ void begin_copy(bool beside) {
+  begin_preparation(beside);
+  if (beside) __threadfence();
+}
+
 /// Different for 32 rows that follow each other, one by one or by two or four from any of the first ones; and
 /// apart in its lowest bits for four rows four apart.
 __device__ __forceinline__ int turn(int row) {
@@ -105,15 +114,16 @@ __device__ __forceinline__ int turn(int row) {
 
 /// Blocks that a multiprocessor has registers for: some read while others write. On an H200, of 1 GB of
 /// bfloat16 by four pixels: 4 blocks 631, 6 575, 8 530 us (4.06 TB/s); 4 of tiles of 256 pixels 571. Of
-/// float32 more than 4 have too few registers.
-template <class Split, int kStep>
-constexpr int kTransposeBlocks = sizeof(typename Split::From) > 2 || kStep == 1 ? 4
-                                 : kStep == 2                                   ? 6
-                                                                                : 8;
+/// float32 more than 4 have too few registers. Of few tiles, which are small, all come at once.
+template <class Split, int kStep, bool kFew>
+constexpr int kTransposeBlocks = kFew&& kStep == 4                                ? 8
+                                 : sizeof(typename Split::From) > 2 || kStep == 1 ? 4
+                                 : kStep == 2                                     ? 6
+                                                                                  : 8;
 
 /// A thread reads kStep pixels at once: neighbours, aligned.
 template <class Split, int kStep, bool kFew>
-__global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep>)
+__global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>)
     transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
   using To = typename Split::To;
@@ -123,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep>)
   constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
                 kTurns = kPixels * kAcross / (kStep * 32), kWords = kRowWords / (kWarps * kAcross),
                 kLanes = 32 / kAcross;
-  begin_preparation(a.beside);
+  begin_copy(a.beside);
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   Split split(a.largest, a.scale);
   if (!split.has_work()) return end_preparation(a.beside);
@@ -176,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep>)
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
           if (inside[j] && pixel < a.pixels)
-            values[i][k][j] = *reinterpret_cast<const Pack<From, kStep>*>(channels[j] + at);
+            values[i][k][j] = load_fresh(reinterpret_cast<const Pack<From, kStep>*>(channels[j] + at));
       }
     }
     __syncwarp();  // all loads first: the assembler put stores, which wait for one, between them
@@ -226,31 +236,40 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep>)
   end_preparation(a.beside);
 }
 
-/// A thread has vectors of each part.
+/// A thread has some vectors of four elements, and writes four of each part. `count` and `of_pixel`: in
+/// fours.
 template <class Split>
 __global__ void __launch_bounds__(kThreads)
-    split_kernel(const float4* from, uint4* to, std::int64_t count, int of_pixel, const unsigned* largest,
+    split_kernel(const float4* from, uint2* to, std::int64_t count, int of_pixel, const unsigned* largest,
                  Scale scale, bool beside) {
-  constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(float16);
-  begin_preparation(beside);
+  constexpr int kParts = Split::kParts;
+  begin_copy(beside);
   Split split(largest, scale);
   if (!split.has_work()) return end_preparation(beside);
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += std::int64_t{gridDim.x} * kThreads) {
-    const float4 x[2] = {from[2 * i], from[2 * i + 1]};
-    const float values[kElements] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
-    Pack<float16, kElements> parts[kParts];
+  for (std::int64_t first = std::int64_t{blockIdx.x} * (kSplitAtOnce * kThreads) + threadIdx.x; first < count;
+       first += std::int64_t{gridDim.x} * (kSplitAtOnce * kThreads)) {
+    float4 x[kSplitAtOnce] = {};
 #pragma unroll
-    for (int k = 0; k < kElements; ++k) {
-      float16 of_element[kParts];
-      split(values[k], of_element);
+    for (int v = 0; v < kSplitAtOnce; ++v)
+      if (first + v * kThreads < count) x[v] = load_fresh(from + first + v * kThreads);
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+    for (int v = 0; v < kSplitAtOnce; ++v) {
+      const std::int64_t i = first + v * kThreads;
+      if (i >= count) break;
+      const float values[4] = {x[v].x, x[v].y, x[v].z, x[v].w};
+      Pack<float16, 4> parts[kParts];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        float16 of_element[kParts];
+        split(values[k], of_element);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+      }
+      const std::int64_t at = kParts == 1 ? i : i + i / of_pixel * of_pixel;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        *reinterpret_cast<Pack<float16, 4>*>(to + at + std::int64_t{part} * of_pixel) = parts[part];
     }
-    const std::int64_t first = kParts == 1 ? i : i + i / of_pixel * of_pixel;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      *reinterpret_cast<Pack<float16, kElements>*>(to + first + std::int64_t{part} * of_pixel) = parts[part];
   }
   split.finish();
   end_preparation(beside);
@@ -290,12 +309,12 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
   const Device device = images.device();
   if constexpr (std::is_same_v<From, float>) {
     if (has_channels_last(images) && a.padded == a.channels) {
-      const std::int64_t count = images.count() / kElements;
+      const std::int64_t count = images.count() / 4;
       return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
         launch_kernel("conv: halves", device, split_kernel<Split>,
-                      blocks_of(device, ceil_div(count, kThreads), scale), kThreads,
-                      static_cast<const float4*>(images.read()), a.to, count,
-                      (a.padded << a.log_fold) / kElements, largest.words, scale, beside);
+                      blocks_of(device, ceil_div(count, kSplitAtOnce * kThreads), scale), kThreads,
+                      static_cast<const float4*>(images.read()), reinterpret_cast<uint2*>(a.to), count,
+                      (a.padded << a.log_fold) / 4, largest.words, scale, beside);
       });
     }
   }

@@ -315,7 +315,7 @@ struct Variants {
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const Factors f = factors();
       if (weight_grad_over_rows(g, layout, layout, f)) {
-        variant = "rows as they lie";
+        variant = f.are_float() ? "rows as they lie, of scaled halves" : "rows as they lie";
       } else {
         const BoxGradWay& way = weight_grad_box_way(g, f);
         const bool boxes = way.plan.exists();

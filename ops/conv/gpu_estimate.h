@@ -307,7 +307,7 @@ inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_st
   const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
   if (algorithm == ConvAlgorithm::wgmma && c.pass == ConvPass::weight_gradient &&
       conv_gemm::weight_grad_over_rows(c.g, c.layout, c.layout, c.operands))
-    return conv_gemm::row_grad_plan(c.g).clocks() / kClocksOfMicrosecond;
+    return conv_gemm::row_grad_plan(c.g, c.operands.are_float()).clocks() / kClocksOfMicrosecond;
   const Terms& factors = kFactors[c.layout == Layout::nhwc][static_cast<int>(c.pass)][precision][index];
   if (factors == Terms{}) return std::numeric_limits<double>::infinity();
   const Terms terms = terms_of(algorithm, c, strip);

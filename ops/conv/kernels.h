@@ -25,8 +25,8 @@
 //                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
 //                gradients may take then, too; of nchw images both without a copy (box_gather.h), which
 //                `gathered` forces; columns of few channels are folded there (fold.h); or with
-//                operands gathered for each tap (wgmma_choice.cuh). Weight gradients of 16 bits in nchw also
-//                over rows as they lie (row_grad_plan.h), which `rows` forces.
+//                operands gathered for each tap (wgmma_choice.cuh). Weight gradients in nchw, of 16 bits or
+//                in TF32's accuracy, also over rows as they lie (row_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or

@@ -1,5 +1,5 @@
-// The weight's gradient over rows of nchw images of 16-bit types, as they lie: sizes, tiles and places, for
-// the kernel, its host side and tests.
+// The weight's gradient over rows of nchw images, of 16-bit types or float32, as they lie: sizes, tiles and
+// places, for the kernel, its host side and tests.
 //
 //   gw[ci, co, kh, kw] = sum over images, r, c of x[ci, r, c] * y[co, r*sh - ph + kh*dh, c - pw + kw*dw]
 // In nchw a row's pixels, which the sum is over, are neighbours. A tile is kRowPixels pixels of a row of all
@@ -16,6 +16,9 @@
 // pixels early. y's rows of other lengths are parts of long ones, of whole planes of one to eight
 // channels. What then comes from neighbouring rows must be left out: pixels of [first_pixel(), past_pixel())
 // count.
+//
+// Images of float32 come as they are to slots of their own, of which other warps make scaled halves in the
+// rings of tiles.
 #pragma once
 
 #include <algorithm>
@@ -32,11 +35,12 @@ inline constexpr int kRowPixels = 64;             // of a tile: 128 bytes
 inline constexpr int kMostRowBytes = 225 * 1024;  // of shared memory
 inline constexpr int kMostRowTaps = 3;            // of a step
 inline constexpr int kUnitChannels = 16;          // of y, of a warp
-inline constexpr int kMostRowStages = 16;
+inline constexpr int kMostRowStages = 16, kMostFloatSlots = 3;
 
-/// Warpgroups of a thread block that have so many columns of sums: what registers allow.
-constexpr int row_grad_warpgroups(int columns) {
-  return columns > 128 ? 3 : 4;
+/// Warpgroups of a thread block that have so many columns of sums: what registers allow, of which those that
+/// make halves need some.
+constexpr int row_grad_warpgroups(int columns, bool are_float) {
+  return columns > 128 || are_float ? 3 : 4;
 }
 
 /// How rows of images are brought: a box for each of `apart` channels, of every apart-th channel.
@@ -73,8 +77,9 @@ struct RowBoxes {
 
 struct RowGradPlan {
   RowGradPlan() = default;
-  explicit RowGradPlan(const ConvTranspose2dGeometry& g)
-      : n(narrow(g.n)),
+  explicit RowGradPlan(const ConvTranspose2dGeometry& g, bool of_float = false)
+      : are_float(of_float),
+        n(narrow(g.n)),
         groups(narrow(g.groups)),
         ci(narrow(g.group_ci())),
         co(narrow(g.group_co())),
@@ -109,7 +114,7 @@ struct RowGradPlan {
     rows = ceil_div(x.height, x_step) + taps - 1;
 
     // Channels of y and warpgroups of a part of a thread block, such that all units take little time.
-    const int most = row_grad_warpgroups(columns());
+    const int most = row_grad_warpgroups(columns(), are_float);
     RowGradPlan best;
     double least = 0;
     for (const int y_most : {64, 128}) {
@@ -152,7 +157,10 @@ struct RowGradPlan {
   TAPEDECK_HD int x_bytes() const { return x_rows * 2 * kRowPixels; }
   TAPEDECK_HD int x_slots() const { return stages + taps - 1; }
   TAPEDECK_HD int y_begin() const { return (x_slots() + taps - 1) * x_bytes(); }
-  TAPEDECK_HD int shared_bytes() const { return y_begin() + stages * y_bytes; }
+  /// Slots of float32, with a row of x, then y's tile in the same order as a tile of halves.
+  TAPEDECK_HD int floats_begin() const { return y_begin() + stages * y_bytes; }
+  TAPEDECK_HD int floats_bytes() const { return 2 * (x_bytes() + y_bytes); }
+  TAPEDECK_HD int shared_bytes() const { return floats_begin() + float_slots * floats_bytes(); }
   TAPEDECK_HD bool is_twice(int slot) const { return slot < taps - 1; }
   /// The first of x's slots that step `i` of a thread block reads; i >= taps - 1.
   TAPEDECK_HD int x_window(int i) const { return (i - (taps - 1)) % x_slots(); }
@@ -266,6 +274,7 @@ struct RowGradPlan {
     return kTaken * (turns * steps * step_clocks() + sum_bytes / 1700 + 6000);
   }
 
+  bool are_float = false;
   int n = 0, groups = 1, ci = 0, co = 0;  // channels of a group
   RowBoxes x, y;  // x's rows are multiples of 16 bytes: its boxes are of all channels, not flat
   int kernel_h = 1, kernel_w = 1, stride_h = 1, padding_h = 0, padding_w = 0, dilation_h = 1, dilation_w = 1;
@@ -275,34 +284,40 @@ struct RowGradPlan {
   int units = 0, unit_tiles = 1;
   int warpgroups = 0, parts = 1;  // a power of two: parts of a thread block take turns at steps
   int strips = 1, rows = 0, bands = 0, band_rows = 0, splits = 1;
-  int stages = 0;
+  int stages = 0, float_slots = 0;
 
  private:
   /// Of a step: what takes longest of tensor cores, shared memory, and what is brought, of which the second
-  /// work is in the cache.
+  /// work is in the cache; of float32 also its three warps that make halves (an H200's kb57 and kb71).
   double step_clocks() const {
-    const double brought = x_bytes() + y_bytes, tensor = warpgroups * 2.0 * columns(),
-                 shared = warpgroups * (columns() + 100.0) + brought / 128,
-                 memory = brought / (unit_tiles * x_tiles * y_tiles * kh_tiles > 1 ? 22 : 18);
-    return std::max({tensor * 1.1, shared * 1.1, memory}) + 20;
+    const double halves = x_bytes() + y_bytes, brought = are_float ? 2 * halves : halves,
+                 tensor = warpgroups * 2.0 * columns(),
+                 shared = warpgroups * (columns() + 100.0) + (are_float ? 2.5 : 1) * brought / 128,
+                 memory = brought / (unit_tiles * x_tiles * y_tiles * kh_tiles > 1 ? 22 : 18),
+                 converted = are_float ? 470 + 0.085 * halves : 0;
+    return std::max({tensor * 1.1, shared * 1.1, memory, converted}) + 20;
   }
   /// Whether rings of tiles fit. A part holds back one stage for each part.
   bool set_stages() {
     const int twice = 2 * (taps - 1);  // rows of x beyond
-    stages = std::min(kMostRowStages, (kMostRowBytes - twice * x_bytes()) / (x_bytes() + y_bytes));
-    if (stages < parts + 3) stages = 0;
-    return exists();
+    for (float_slots = are_float ? kMostFloatSlots : 0;; --float_slots) {
+      const int left = kMostRowBytes - twice * x_bytes() - float_slots * floats_bytes();
+      stages = std::min(kMostRowStages, left / (x_bytes() + y_bytes));
+      if (stages >= parts + 3) return true;
+      stages = 0;
+      if (float_slots <= 2) return false;
+    }
   }
   static int narrow(std::int64_t i) { return static_cast<int>(i); }
   static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 };
 
-inline RowGradPlan best_row_plan(const ConvTranspose2dGeometry& g) {
-  return fits(g) ? RowGradPlan(g) : RowGradPlan();
+inline RowGradPlan best_row_plan(const ConvTranspose2dGeometry& g, bool are_float = false) {
+  return fits(g) ? RowGradPlan(g, are_float) : RowGradPlan();
 }
 /// The plan of a layer, without stages if there is none.
-inline const RowGradPlan& row_grad_plan(const ConvTranspose2dGeometry& g) {
-  return remembered(ConvQuestion(g), [&] { return best_row_plan(g); });
+inline const RowGradPlan& row_grad_plan(const ConvTranspose2dGeometry& g, bool are_float = false) {
+  return remembered(ConvQuestion(g, are_float), [&] { return best_row_plan(g, are_float); });
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -87,80 +87,80 @@ NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1230.688	1416.928
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.8.16.16.0	5679.232	6301.984
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.2.1.8.16.16.0	2432.16	2791.296
-NVIDIA H200	forward	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	873.28	961.632
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	19.852	20.819
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.079	20.859
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	174.816	229.984
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	342.464	358.56
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.256.1.0.0	202.048	233.44
-NVIDIA H200	forward	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	894.048	988.128
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	20.303	21.003
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.273	21.061
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	174.592	236.096
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	349.984	364.896
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.256.1.0.0	206.624	236.288
-NVIDIA H200	forward	float32	high	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.0.1.5.224.1.1.0	20.529	21.555
-NVIDIA H200	forward	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.0.2.3.144.1.0.0	1009.184	1073.664
-NVIDIA H200	forward	float32	high	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.6.208.1.0.0	515.232	598.272
-NVIDIA H200	forward	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.0.1.3.192.1.1.0	2092.32	2444.224
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	38.606	40.494
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.2.1.0.256.2.0.0	29.796	33.028
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.1.1.0.208.1.0.0	16.226	18.418
-NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1153.024	1214.272
-NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1854.112	2081.504
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	31.648	34
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.0.1.2.64.1.1.0	11.829	12.363
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.224.1.0.0	391.52	418.944
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.12	1418.752	1663.84
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	560.16	602.688
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.0.1.0.208.1.1.0	23.523	25.661
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.208.1.1.0	46.88	50.419
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.0.256.1.0.0	342.976	359.872
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	195.68	231.936
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	31.772	34.252
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.0.1.2.64.1.1.0	11.829	12.406
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.192.1.0.0	393.472	419.136
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.12	1458.208	1708.032
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	576.288	619.744
-NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.0.1.0.208.1.1.0	23.721	25.766
-NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.1.208.1.1.0	46.928	50.912
-NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	345.984	364.032
-NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	200.8	234.144
-NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.160.1.1.0	37.938	40.987
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.0.1.0.160.1.0.0	31.244	33.632
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.803	92.416
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1785.408	1901.024
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	25.808	29.444
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	19.456	21.165
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1154.4	1212.864
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	39.369	40.782
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.845	14.639
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	863.744	893.92
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.28	23.252
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.669	14.31
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.371	11.51
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.968	53.53
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	657.376	688.832
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	635.584	697.44
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.20.16.16.0	334.08	377.12
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.881	14.611
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	886.208	921.984
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.459	23.444
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.592	14.312
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.378	11.518
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.792	53.734
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	682.592	712.032
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	656.64	724.96
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.20.16.16.0	342.4	388.256
-NVIDIA H200	weight_gradient	float32	high	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1309.024	1368.96
-NVIDIA H200	weight_gradient	float32	high	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.12.16.16.0	757.984	808.8
-NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1289.824	1348.544
-NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.12.16.16.0	745.44	797.824
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	81.408	84.597
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.2.1.1.64.64.0	2460.768	2795.424
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1032.896	1140.64
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.8.16.16.0	4888.288	5366.528
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 2.2.2.1.7.16.16.0	2110.944	2410.112
+NVIDIA H200	forward	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	860.576	971.744
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	19.902	20.859
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.203	20.925
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	170.56	229.536
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	340.256	356.992
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.240.1.1.0	205.92	230.144
+NVIDIA H200	forward	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	886.944	1000.416
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	20	20.933
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.358	20.819
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	171.584	229.76
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	347.168	363.264
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.240.1.0.0	205.888	234.432
+NVIDIA H200	forward	float32	high	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.0.1.5.224.1.1.0	20.384	21.173
+NVIDIA H200	forward	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.0.2.3.144.1.0.0	998.752	1086.208
+NVIDIA H200	forward	float32	high	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.6.224.1.0.0	503.648	579.104
+NVIDIA H200	forward	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.0.1.3.256.1.1.0	2010.144	2291.104
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	36.713	41.179
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.2.1.0.256.2.0.0	30.77	34.196
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.1.1.0.208.1.0.0	16.67	18.071
+NVIDIA H200	forward	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	halves	252	260.64
+NVIDIA H200	forward	float32	high	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.224.1.1.0	364.8	377.792
+NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1161.12	1220.224
+NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	30.812	33.156
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.224.1.0.0	390.4	418.56
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1433.12	1684.8
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	566.464	606.496
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.160.1.1.0	23.043	25.046
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.352	49.824
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	341.952	356.864
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	196.576	231.072
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	30.876	33.44
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.240.1.0.0	395.392	426.848
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1478.688	1731.072
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	583.072	626.368
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.160.1.1.0	23.241	25.126
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.32	50.048
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	345.952	364.64
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	199.552	233.728
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.96.2.0.0	37.193	39.447
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.0.1.0.160.1.0.0	30.908	35.176
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.408	92.277
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1802.56	1873.28
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.695	28.708
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.74	21.003
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
+NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	13.938	14.571
+NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	865.664	901.216
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.202	23.159
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.499	14.244
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.36	11.482
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.787	53.542
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	668.64	697.248
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	644.064	709.856
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	336.32	380.928
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	39.817	41.083
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.922	14.616
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	893.664	926.144
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.213	23.299
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.563	14.236
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.352	11.472
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.877	53.459
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	690.56	721.024
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	668.224	739.872
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	347.2	391.424
+NVIDIA H200	weight_gradient	float32	high	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1339.232	1392.736
+NVIDIA H200	weight_gradient	float32	high	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.16.16.16.0	773.472	990.528
+NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1340.352	1392.576
+NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.16.16.16.0	771.584	822.144
+NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	82.912	86.656
+NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.2.1.4.16.16.0	2529.728	2866.08
+NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1043.488	1145.664
+NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.12.16.16.0	5172.096	5559.712
+NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 2.2.2.1.7.16.16.0	2189.248	2441.632
 )";
 
 }  // namespace tapedeck

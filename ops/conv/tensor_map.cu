@@ -139,7 +139,8 @@ CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, 
 
 CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, int channels, bool swizzled) {
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
-  const std::int64_t bytes = 2, plane = std::int64_t{boxes.height} * boxes.width, c = images.size(1),
+  const auto bytes = static_cast<std::int64_t>(size_of(images.dtype()));
+  const std::int64_t plane = std::int64_t{boxes.height} * boxes.width, c = images.size(1),
                      apart = boxes.apart, row = boxes.flat ? apart * plane : boxes.width;
   const cuuint64_t sizes[5] = {u64(row), u64(boxes.flat ? 1 : boxes.height), u64(c / apart),
                                u64(images.size(0)), 1},
@@ -147,8 +148,9 @@ CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, in
                                  u64(c * plane * bytes)};
   const cuuint32_t sides[5] = {static_cast<cuuint32_t>(columns), 1,
                                static_cast<cuuint32_t>(channels / boxes.apart), 1, 1};
-  return map_of(type_of(images.dtype()), images.read(), sizes, strides, sides,
-                swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+  // (type_of() has float32 rounded to TF32.)
+  return map_of(bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : type_of(images.dtype()), images.read(), sizes,
+                strides, sides, swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 

@@ -411,6 +411,14 @@ __device__ __forceinline__ void store_if(bool does, void* to, const T& x) {
   }
 }
 
+/// The same of four words of shared memory.
+__device__ __forceinline__ void store_words_if(bool does, unsigned shared, const uint4& x) {
+  const int p = does;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.shared.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(p),
+               "r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
 /// Two warpgroups take turns by named barriers: one waits for its own until the other one has passed the
 /// turn.
 __device__ __forceinline__ void await_turn(int barrier) {

@@ -52,7 +52,9 @@
 // next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow, or once a block has
 // multiplied (0.94 to 1.18 times as long); bringing all maps near to the accelerator before they are needed,
 // or touching all parameters; two taps in a group of products where these are of few places (0.97 to 1.07
-// times as long); clusters of two blocks whose boxes come to both at once, which are no faster (the
+// times as long); results of a block's only tile written by a loop from
+// where boxes were (0.95 to 1.07 times as long: what bounds them is sectors of memory that are written in
+// parts); clusters of two blocks whose boxes come to both at once, which are no faster (the
 // second-level cache does not bound) or slower, and whose arrivals at barriers must not be releases to the
 // cluster; weights that are packed by pairs of channels (1.04 to 1.2 times as long); moments of channels for
 // a batch normalisation behind it, from sums in registers with a branch for each place: a DCGAN's layers of
@@ -152,6 +154,7 @@ struct BoxKernel {
         if (at.turn > 0) barriers.empty_box[at.stage].wait((at.turn - 1) & 1);
         Barrier& full = barriers.full_box[at.stage];
         full.arrive_and_expect(kParts * bytes);
+        if (b == tile.begin) await_previous<false>();
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           full.copy_box(memory + (at.stage * kParts + part) * call.box_bytes + slice * bytes, map,
@@ -199,6 +202,7 @@ struct BoxKernel {
                tile.block) *
                   bytes +
               share * mine;
+          if (b == tile.begin) await_previous<false>();
 #pragma unroll 1
           for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
             if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
@@ -226,6 +230,7 @@ struct BoxKernel {
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
         const int rows = p.h.of[box.i].taps, columns = p.w.of[box.j].taps;
+        if (b == tile.begin) await_previous<false>();
 #pragma unroll 1
         for (int y = 0; y < rows; ++y)
 #pragma unroll 1
@@ -522,9 +527,11 @@ struct BoxKernel {
     // tile for each multiprocessor, take 7 microseconds, most of which warps spend on a thousand instructions
     // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
     // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
-    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it, some 14
-    // clocks for each instruction (perhaps they come from memory). So who brings does that while barriers are
-    // made, and others find places, both before a kernel before is over.
+    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it: not that
+    // instructions come from memory (straight code of 128 KB, run for the first time, takes less than 0.3
+    // clocks more for each), but parameters by an index, one after another. So who brings does that while barriers are
+    // made, and others find places, both before a kernel before is over; who brings waits for that only when
+    // it knows what comes first.
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     const int other = warp - kConsumerThreads / 32;
     if (other >= 0 && is_first_of_warp()) {
@@ -557,13 +564,20 @@ struct BoxKernel {
         places[i] = Output::place_of_result(call, i);
     }
     __syncthreads();
-    await_previous<false>();
-    if constexpr (Math::kScaled)
-      if (call.repeats && !is_beyond(call.largest[1], call.largest[0])) return;
+    if constexpr (Math::kScaled) {
+      if (call.repeats) {
+        await_previous<false>();
+        if (!is_beyond(call.largest[1], call.largest[0])) return;
+      }
+    }
     if (warp >= kConsumerThreads / 32) {
       leave_registers<kOtherRegisters>();
-      if constexpr (kCanGather)
-        if (call.slots > 0 && other <= kGatherWarps) return make_boxes(call, other, memory, barriers);
+      if constexpr (kCanGather) {
+        if (call.slots > 0 && other <= kGatherWarps) {
+          await_previous<false>();
+          return make_boxes(call, other, memory, barriers);
+        }
+      }
       if (!is_first_of_warp()) return;
       if (other < kMostSlices) return bring_boxes(call, brought, other, memory, barriers);
       const int share = call.slots > 0 ? 0 : other - kMostSlices;
@@ -576,6 +590,7 @@ struct BoxKernel {
     const bool in_turns = kParts == 1 && call.in_turns;
     if ((kParts > 1 || in_turns) && warpgroup > 0) pass_turn(kTurns);
     Consumer consumer(call, memory, memory + at.weights, barriers, warpgroup);
+    await_previous<false>();
     const typename Output::Finish finish(call);
     const int all = call.tiles * call.splits, blocks = gridDim.x;
     // In turns: a tile of the other warpgroup's is after each one, or before the first. Nobody waits for what

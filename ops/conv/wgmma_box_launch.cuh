@@ -71,6 +71,26 @@ struct WeightTile {
   std::int64_t blocks = 0;  // of a group
 };
 
+/// Where a chunk of channels at a tap is among packed weights (BoxPlan::weight_of()): `first`, or -1, and
+/// `step` for each chunk before. The host knows them for kernels of so many taps: to find them took a warp a
+/// microsecond or two.
+struct WeightTaps {
+  static constexpr int kMost = 64;
+  WeightTaps(const BoxPlan& p, const WeightStrides& strides)
+      : known(strides.kernel_h * strides.kernel_w <= kMost) {
+    for (int tap = 0; known && tap < strides.kernel_h * strides.kernel_w; ++tap) {
+      const auto at = [&](int chunk) {
+        return p.weight_of(tap / strides.kernel_w, tap % strides.kernel_w, chunk * kVectors);
+      };
+      first[tap] = at(0), step[tap] = at(1) - at(0);
+    }
+  }
+  TAPEDECK_HD int of(int tap, int chunk) const { return first[tap] + chunk * step[tap]; }
+
+  bool known;
+  int first[kMost], step[kMost];
+};
+
 /// Fills packed weights: [group][weight][tile of blocks][part][block][row][vector, swizzled]. A block reads
 /// weights as they lie, a thread kNear neighbours, always the same taps or where weights have their channels
 /// last, some channels, and writes whole rows of vectors. What counts here is instructions (a profile on an
@@ -79,9 +99,9 @@ struct WeightTile {
 template <class Math, int kNear, bool kLast>
 __global__ void __launch_bounds__(kThreads)
     pack_box_weights_kernel(const __grid_constant__ BoxPlan p, const __grid_constant__ WeightStrides strides,
-                            const __grid_constant__ WeightTile t, const typename Math::Value* w, int blocks,
-                            int tiles_block, bool in_order, int of_parity, const unsigned* largest,
-                            uint4* packed, bool beside) {
+                            const __grid_constant__ WeightTile t, const __grid_constant__ WeightTaps all_taps,
+                            const typename Math::Value* w, int blocks, int tiles_block, bool in_order,
+                            int of_parity, const unsigned* largest, uint4* packed, bool beside) {
   using T = typename Math::Element;
   using Value = typename Math::Value;
   constexpr int kParts = Math::kOperandParts;
@@ -96,9 +116,13 @@ __global__ void __launch_bounds__(kThreads)
             chunk = t.by_chunks.modulo(rest, tile_taps), first_tap = tile_taps * t.taps;
   const int taps = min(t.taps, strides.kernel_h * strides.kernel_w - first_tap);
   if (thread < taps) {
-    const int kh = t.by_kernel_w.divide(first_tap + thread),
-              kw = t.by_kernel_w.modulo(first_tap + thread, kh);
-    weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
+    const int tap = first_tap + thread;
+    if (all_taps.known) {
+      weights[thread] = all_taps.of(tap, chunk);
+    } else {
+      const int kh = t.by_kernel_w.divide(tap), kw = t.by_kernel_w.modulo(tap, kh);
+      weights[thread] = p.weight_of(kh, kw, chunk * kVectors);
+    }
   }
   begin_preparation(beside);
   // Rows of a block repeat its channels where these are few. (positions_fit() keeps weights within 31 bits.)
@@ -125,8 +149,8 @@ __global__ void __launch_bounds__(kThreads)
         const int row = (of_block + at.m) & different;
         to[k] = i < count ? (at.m * t.taps + at.tap) * t.pitch + at.c : -1;
         values[k] = i < count && at.c < from_channels && row < to_channels
-                        ? *reinterpret_cast<const Pack<Value, kNear>*>(
-                              from + at.c * strides.from + row * strides.to + at.tap * strides.tap)
+                        ? load_fresh(reinterpret_cast<const Pack<Value, kNear>*>(
+                              from + at.c * strides.from + row * strides.to + at.tap * strides.tap))
                         : Pack<Value, kNear>{};
       }
 #pragma unroll
@@ -162,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   float scale = 1;
-  if constexpr (Math::kScaled) scale = scale_of(largest_of(largest));
+  if constexpr (Math::kScaled) scale = scale_of(max(load_fresh(largest), load_fresh(largest + 1)));
   const std::int64_t tile_step = std::int64_t{tiles_block} * kParts * blocks * kBlockChannels * kVectors;
   packed += group * p.weights * tile_step;
   for (int i = thread; i < (t.taps * kVectors) << t.log_channels; i += kThreads) {
@@ -206,7 +230,7 @@ void pack_box_weights(const BoxArguments& call, const WeightStrides& strides, co
     const WeightTile tile(p, strides, call.tiles_block * call.blocks * kBlockChannels, sizeof(Value), kNear);
     launch_kernel_with_shared("conv: pack", w.device(), pack_box_weights_kernel<Math, kNear, kLast>,
                               dim3(grid_size("conv", tile.blocks), static_cast<unsigned>(p.groups)), kThreads,
-                              tile.shared_bytes(sizeof(Value)), p, strides, tile,
+                              tile.shared_bytes(sizeof(Value)), p, strides, tile, WeightTaps(p, strides),
                               static_cast<const Value*>(w.read()), call.blocks, call.tiles_block,
                               call.in_order, call.pieces.of_parity(), call.largest_weight, packed,
                               preparations.next_is_beside());

@@ -69,23 +69,27 @@ inline const BoxGradWay& weight_grad_box_way(const ConvTranspose2dGeometry& g, c
   return tiled.plan.exists() ? tiled : box_grad_way(g, parts);
 }
 
-/// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of 16-bit
-/// images in nchw, where that is estimated to be faster. Of 25 layers on an H200 in bfloat16, 20 take 0.46 to
-/// 0.86 of the time of boxes with it, of the other five one would (0.94).
+/// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of images in
+/// nchw, of 16 bits or in TF32's accuracy, where that is estimated to be faster. Of 25 layers on an H200 in
+/// bfloat16, 20 take 0.46 to 0.86 of the time of boxes with it, of the other five one would (0.94).
 inline bool weight_grad_over_rows(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f) {
   const ConvAlgorithm forced = conv_algorithm();
-  if (f.are_float() || x != Layout::nchw || y != Layout::nchw || forced == ConvAlgorithm::boxes) return false;
+  if ((f.are_float() && (f.parts > 1 || !halves_fit(g, 1))) || x != Layout::nchw || y != Layout::nchw ||
+      forced == ConvAlgorithm::boxes || (f.are_float() && forced == ConvAlgorithm::halves))
+    return false;
   if (forced != ConvAlgorithm::rows) {
     constexpr std::int64_t kLeastChannels = 32;  // fewer were not measured
     if (g.group_ci() < kLeastChannels || g.group_co() < kLeastChannels || !weight_grad_over_boxes(g, f))
       return false;
     const auto copied = static_cast<double>(g.x_shape().count() + g.y_shape().count());
-    constexpr double kOfElement = 4 / 1700.0;  // clocks to read and write it, with which that was fitted
+    // Clocks to read and write it, with which that was fitted; of float32 halves are written.
+    const double of_element = (f.are_float() ? 6 : 4) / 1700.0;
     const BoxGradPlan& boxes = box_grad_way(g, 1).plan;
-    if (boxes.exists() && row_grad_plan(g).clocks() > 0.96 * (boxes.clocks() + copied * kOfElement))
+    if (boxes.exists() &&
+        row_grad_plan(g, f.are_float()).clocks() > 0.96 * (boxes.clocks() + copied * of_element))
       return false;
   }
-  return row_grad_plan(g).exists();
+  return row_grad_plan(g, f.are_float()).exists();
 }
 
 /// The most that is written at once of results of so many bytes, in images `width` wide of a tensor that

@@ -89,7 +89,7 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
   const Images x(g, true), y(g, false);
   const std::int64_t taps = g.h.kernel * g.w.kernel;
   if (weight_grad_over_rows(g, layout, layout, f))
-    return row_grad_plan(g).sums() * g.weight_shape().count() * 4;
+    return row_grad_plan(g, f.are_float()).sums() * g.weight_shape().count() * 4;
   const int halves = f.are_float() ? f.halves() : 1;
   const BoxGradWay& way = weight_grad_box_way(g, f);
   const BoxGradPlan& boxes = way.plan;
