@@ -529,9 +529,9 @@ struct BoxKernel {
     // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
     // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it: not that
     // instructions come from memory (straight code of 128 KB, run for the first time, takes less than 0.3
-    // clocks more for each), but parameters by an index, one after another. So who brings does that while barriers are
-    // made, and others find places, both before a kernel before is over; who brings waits for that only when
-    // it knows what comes first.
+    // clocks more for each), but parameters by an index, one after another. So who brings does that while
+    // barriers are made, and others find places, both before a kernel before is over; who brings waits for
+    // that only when it knows what comes first.
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     const int other = warp - kConsumerThreads / 32;
     if (other >= 0 && is_first_of_warp()) {
