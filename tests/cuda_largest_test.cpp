@@ -284,7 +284,7 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
             most = std::max(most, std::abs(double{known[i][k]}));
             error = std::max(error, std::abs(double{known[i][k]} - double{guessed[i][k]}));
           }
-          EXPECT_LE(error, 2e-6 * most) << i;
+          EXPECT_LE(error, 2e-6 * most) << i;  // a guess leaves four bits of room
         }
       }
     }

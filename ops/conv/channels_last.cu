@@ -98,9 +98,9 @@ struct Halves {
   float scale;
 };
 
-/// begin_preparation(). A copy beside another one first spends half a microsecond: at once, both took longer,
-/// as the first one's last blocks did, which is complete only when all is in memory (a timeline on an H100:
-/// 7 instead of 4.5 us for dcgan2 in TF32, channels last; one after the other is slower, too).
+/// begin_preparation(). A copy beside another one keeps its fence, which takes half a microsecond: without,
+/// a timeline on an H100 had both take 7 instead of 4.2 us (dcgan2, TF32, channels last). In the benchmark
+/// that layer gained nothing by it; one copy after the other was slower.
 __device__ __forceinline__ void begin_copy(bool beside) {
   begin_preparation(beside);
   if (beside) __threadfence();

@@ -52,14 +52,13 @@
 // next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow, or once a block has
 // multiplied (0.94 to 1.18 times as long); bringing all maps near to the accelerator before they are needed,
 // or touching all parameters; two taps in a group of products where these are of few places (0.97 to 1.07
-// times as long); results of a block's only tile written by a loop from
-// where boxes were (0.95 to 1.07 times as long: what bounds them is sectors of memory that are written in
-// parts); clusters of two blocks whose boxes come to both at once, which are no faster (the
-// second-level cache does not bound) or slower, and whose arrivals at barriers must not be releases to the
-// cluster; weights that are packed by pairs of channels (1.04 to 1.2 times as long); moments of channels for
-// a batch normalisation behind it, from sums in registers with a branch for each place: a DCGAN's layers of
-// 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15, and large layers
-// up to 12% more without being asked for them.
+// times as long); results of a block's only tile written by a loop from where boxes were (0.95 to 1.07 times
+// as long: perhaps sectors that are written in parts bound them, not instructions); clusters of two blocks
+// whose boxes come to both at once, which are no faster (the second-level cache does not bound) or slower,
+// and whose arrivals at barriers must not be releases to the cluster; weights that are packed by pairs of
+// channels (1.04 to 1.2 times as long); moments of channels for a batch normalisation behind it, from sums in
+// registers with a branch for each place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more,
+// where reading results again takes 7 to 15, and large layers up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>
@@ -527,11 +526,11 @@ struct BoxKernel {
     // tile for each multiprocessor, take 7 microseconds, most of which warps spend on a thousand instructions
     // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
     // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
-    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it: not that
-    // instructions come from memory (straight code of 128 KB, run for the first time, takes less than 0.3
-    // clocks more for each), but parameters by an index, one after another. So who brings does that while
-    // barriers are made, and others find places, both before a kernel before is over; who brings waits for
-    // that only when it knows what comes first.
+    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it. (Not that
+    // instructions come from memory: straight code of 64 KB, run after another kernel, took less than 0.3
+    // clocks more for each, of 128 KB 0.6 to 1.4. Perhaps parameters by an index do.) So who brings does that
+    // while barriers are made, and others find places, both before a kernel before is over; who brings waits
+    // for that only when it knows what comes first.
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
     const int other = warp - kConsumerThreads / 32;
     if (other >= 0 && is_first_of_warp()) {

@@ -20,10 +20,10 @@
 // Fragments of three or four groups, to load further ahead, do not fit the registers (C7512).
 //
 // Float32 is brought to slots of its own, and three warps beside the one that brings make scaled halves of
-// it, which takes most of the time: on an H200 kb57 in TF32 takes 1.78 ms, 0.72 of what copies and boxes do,
-// kb71 as long as they (made of vectors of four, by twice the instructions, kb57 took 2.03 ms). A scale may
-// be a guess (largest.cuh): halves that overflow raise the operand's second word, and the kernel is called
-// once more, to do all again, or nearly always nothing.
+// it. On an H200 kb57 in TF32 takes 1.78 ms, 0.72 of what copies and boxes do, kb71 as long as they; kb65,
+// kb69 and kb78 would take 1.5, 1.15 and 1.2 times as long. What bounds it seem to be these three warps. A
+// scale may be a guess (largest.cuh): halves that overflow raise the operand's second word, and the kernel is
+// called once more, to do all again, or nearly always nothing.
 //
 // y's pixels outside of its row, and those that meet none of x's row, are made zeros in fragments. An
 // infinity or a NaN meets zeros outside of the other image, and so may reach its channel's other taps.
@@ -123,8 +123,8 @@ struct RowGradKernel {
     }
   }
 
-  /// Makes halves of vectors of eight float32 in shared memory. What counts is instructions: a warp is alone
-  /// on its scheduler among those that multiply, at some five clocks for each (a profile on an H100).
+  /// Makes halves of vectors of eight float32 in shared memory. Half as many instructions for each as with
+  /// vectors of four made kb57 1.14 times as fast (an H200).
   class Converter {
    public:
     /// `converter`: which warp of those that do this.
