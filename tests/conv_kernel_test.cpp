@@ -89,6 +89,34 @@ TEST(ConvKernels, RowsOfPlanesAreWholeVectors) {  // where widths are odd and bo
     expect_fast_equals_reference(c);
 }
 
+// Depthwise rows of stride 2 in columns of one vector or two, the last of which may meet those before; in
+// bands, if large; rows of x that share rows of y and those that do not; several images in a part of the
+// sums.
+TEST(ConvKernels, DepthwiseRowsOfAllWidthsAndHeights) {
+  const ConvTranspose2dOptions two{.stride = 2, .padding = 1, .groups = 2};
+  for (std::int64_t width = 1; width < 70; width += width < 34 ? 1 : 5) {
+    expect_fast_equals_reference({"widths", {1, 2, 5, width}, {2, 1, 4, 4}, two});
+  }
+  for (const LayerCase& c :
+       {LayerCase{"bands", {2, 2, 71, 151}, {2, 1, 4, 4}, two},
+        LayerCase{"5 taps", {2, 2, 33, 56}, {2, 1, 5, 5}, {.stride = 2, .padding = 2, .groups = 2}},
+        LayerCase{"images", {35, 2, 9, 20}, {2, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 2}},
+        LayerCase{
+            "stride 1", {1, 2, 20, 40}, {2, 1, 4, 4}, {.stride = {1, 2}, .padding = {2, 1}, .groups = 2}},
+        LayerCase{"stride 3", {1, 2, 20, 40}, {2, 1, 4, 4}, {.stride = {3, 2}, .padding = 1, .groups = 2}},
+        LayerCase{"apart", {1, 2, 9, 30}, {2, 1, 2, 4}, {.stride = {3, 2}, .padding = {0, 1}, .groups = 2}},
+        LayerCase{"dilation 2, shared",
+                  {1, 2, 17, 37},
+                  {2, 1, 4, 3},
+                  {.stride = 2, .padding = {3, 1}, .dilation = {2, 1}, .groups = 2}},
+        LayerCase{"dilation 3, not shared",
+                  {1, 2, 17, 37},
+                  {2, 1, 3, 3},
+                  {.stride = 2, .padding = {2, 1}, .dilation = {3, 1}, .groups = 2}}}) {
+    expect_fast_equals_reference(c);
+  }
+}
+
 TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of fewer for many threads
   const LayerCase c{"", {13, 256, 4, 3}, {256, 224, 4, 4}, {.stride = 2, .padding = 1}};
   const int before = num_threads();

@@ -26,24 +26,9 @@ constexpr std::int64_t kLine = 16;               // elements of a line of memory
 constexpr std::int64_t kBandBytes = 64 << 10;    // of y, of a channel
 constexpr std::int64_t kStreamBytes = 16 << 20;  // of results from which on they go past the caches
 constexpr std::int64_t kParts = 16;              // of each sum of the weight gradient
-// Rows of a phase that a call of it sums, before the next phase's: memory is read nearly in order, as
-// processors foresee, and the ends of sums still cost little.
-constexpr std::int64_t kRowsOfSums = 4;
 
 std::int64_t lanes_of_vector() {
   return micro::kernels<float>().lanes;
-}
-
-/// The lanes of each vector of a row of so many elements: of one before it, those of it, and some that are
-/// behind it.
-std::vector<std::uint16_t> lanes_of_row(std::int64_t columns) {
-  const std::int64_t all = lanes_of_vector();
-  std::vector<std::uint16_t> lanes(static_cast<std::size_t>(columns / all + 8));
-  for (std::size_t i = 1; i < lanes.size(); ++i) {
-    const std::int64_t left = columns - static_cast<std::int64_t>(i - 1) * all;
-    lanes[i] = static_cast<std::uint16_t>((1U << std::clamp<std::int64_t>(left, 0, all)) - 1);
-  }
-  return lanes;
 }
 
 /// Rows of x that kBandBytes of y meet, at most `rows`, in nearly equal bands.
@@ -128,7 +113,6 @@ void depthwise_transposed(const ConvTranspose2dGeometry& g, const Tensor& x, con
 
 void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                      const Tensor& x, double negative_slope) {
-  const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
   const std::int64_t band = band_rows(g, g.h.in), bands = (g.h.in + band - 1) / band,
                      y_row = g.h.stride * g.w.out;
   parallel_for(g.n * g.ci * bands, 1 + (1 << 14) / (1 + band * y_row),
@@ -156,7 +140,9 @@ void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Te
                      task.rows = next - row;
                      task.count = g.w.in;
                      task.width = g.w.out;
-                     task.lanes = lanes.data();
+                     const bool is_last = i % bands + 1 == bands;
+                     task.next = is_last ? g.h.out * g.w.out - (bands - 1) * band * y_row : band * y_row;
+                     task.x_next = is_last ? (g.h.in - (bands - 1) * band) * g.w.in : band * g.w.in;
                      micro::kernels<float>().gather_pairs(task);
                    }
                  }
@@ -165,61 +151,69 @@ void depthwise_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Te
 
 void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                            const Tensor& w) {
-  const std::vector<std::uint16_t> lanes = lanes_of_row(g.w.out);
   const PlaneAxis h(g.h, Direction::transposed);
-  const std::int64_t parts = std::min(kParts, g.n), taps = g.h.kernel * g.w.kernel;
+  const std::int64_t parts = std::min(kParts, g.n), taps = g.h.kernel * g.w.kernel,
+                     band = band_rows(g, h.count);
   const Scratch<float> sums(parts * w.count());
-  // Adds rows m*stride + r of a plane of y, begin <= m < end, for one tap of h or two that follow each other.
-  const auto add = [&](std::int64_t plane, std::int64_t r, std::int64_t begin, std::int64_t end,
+  /// Rows `begin` to `end` of x of a plane, and the rows of each phase of y that are numbered so.
+  struct Band {
+    std::int64_t plane, begin, end, next_plane, next_row;  // the next band's
+  };
+  // Adds rows m*stride + r of y, begin <= m < end, for one tap of h or two that follow each other.
+  const auto add = [&](const Band& of, std::int64_t r, std::int64_t begin, std::int64_t end,
                        const PlaneTap* tap, std::int64_t count, float* to) {
     if (begin >= end) return;
+    const std::int64_t planes = of.next_plane - of.plane, rows = of.next_row - of.begin;
     micro::PairTask task{};
     task.at = -g.w.padding;
     task.tap_count = g.w.kernel;
     task.tap_rows = count;
-    task.from = y.data<float>() + (plane * g.h.out + begin * g.h.stride + r) * g.w.out;
+    task.from = y.data<float>() + (of.plane * g.h.out + begin * g.h.stride + r) * g.w.out;
     task.from_row = g.h.stride * g.w.out;
     task.to = to + tap->tap * g.w.kernel;
     task.weight_row = g.h.tap_step() * g.w.kernel;
     task.rows = end - begin;
     task.count = g.w.in;
     task.width = g.w.out;
-    task.lanes = lanes.data();
-    task.x = x.data<float>() + (plane * g.h.in + begin + tap->shift) * g.w.in;
+    task.x = x.data<float>() + (of.plane * g.h.in + begin + tap->shift) * g.w.in;
     task.x_row = g.w.in;
     task.tap_row = -g.h.input_step() * g.w.in;
+    task.next = (planes * g.h.out + rows * g.h.stride) * g.w.out;
+    task.x_next = (planes * g.h.in + rows) * g.w.in;
     micro::kernels<float>().pair_sums(task);
   };
-  const auto add_rows = [&](std::int64_t plane, std::int64_t r, std::int64_t row, float* to) {
+  const auto add_band = [&](const Band& of, std::int64_t r, float* to) {
     const PlanePhase& phase = h.phases[static_cast<std::size_t>(r)];
-    const std::int64_t end = std::clamp(phase.count, row, row + kRowsOfSums);
+    const std::int64_t end = std::min(phase.count, of.end);
     // The rows that meet rows of x by a tap; the next tap's begin and end later.
-    const auto first = [&](const PlaneTap& tap) { return std::clamp(-tap.shift, row, end); };
-    const auto last = [&](const PlaneTap& tap) { return std::clamp(g.h.in - tap.shift, row, end); };
+    const auto first = [&](const PlaneTap& tap) { return std::clamp(-tap.shift, of.begin, end); };
+    const auto last = [&](const PlaneTap& tap) { return std::clamp(g.h.in - tap.shift, of.begin, end); };
     std::size_t k = 0;
     for (; k + 1 < phase.taps.size(); k += 2) {
       const PlaneTap *const a = &phase.taps[k], *const b = a + 1;
-      add(plane, r, first(*a), std::min(last(*a), first(*b)), a, 1, to);
-      add(plane, r, first(*b), last(*a), a, 2, to);
-      add(plane, r, std::max(last(*a), first(*b)), last(*b), b, 1, to);
+      add(of, r, first(*a), std::min(last(*a), first(*b)), a, 1, to);
+      add(of, r, first(*b), last(*a), a, 2, to);
+      add(of, r, std::max(last(*a), first(*b)), last(*b), b, 1, to);
     }
-    if (k < phase.taps.size())
-      add(plane, r, first(phase.taps[k]), last(phase.taps[k]), &phase.taps[k], 1, to);
+    if (k < phase.taps.size()) add(of, r, first(phase.taps[k]), last(phase.taps[k]), &phase.taps[k], 1, to);
   };
-  parallel_for(parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out),
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   const std::int64_t part = i / g.ci, c = i % g.ci;
-                   for (std::int64_t n = g.n * part / parts; n < g.n * (part + 1) / parts; ++n) {
-                     for (std::int64_t row = 0; row < h.count; row += kRowsOfSums) {
-                       for (std::int64_t r = 0; r < g.h.stride; ++r) {
-                         add_rows(n * g.ci + c, r, row, sums.data() + i * taps);
-                       }
-                     }
-                   }
-                 }
-               });
+  parallel_for(
+      parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out), [&](std::int64_t begin, std::int64_t end) {
+        std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t part = i / g.ci, c = i % g.ci, first = g.n * part / parts,
+                             last = g.n * (part + 1) / parts;
+          for (std::int64_t n = first; n < last; ++n) {
+            const std::int64_t plane = n * g.ci + c,
+                               next_plane = n + 1 < last ? plane + g.ci : first * g.ci + c + 1;
+            for (std::int64_t row = 0; row < h.count; row += band) {
+              const bool is_last = row + band >= h.count;
+              const Band of{plane, row, row + band, is_last ? next_plane : plane, is_last ? 0 : row + band};
+              for (std::int64_t r = 0; r < g.h.stride; ++r) add_band(of, r, sums.data() + i * taps);
+            }
+          }
+        }
+      });
   parallel_for(w.count(), 1 << 12, [&](std::int64_t begin, std::int64_t end) {
     float* const to = w.data<float>();
     std::copy(sums.data() + begin, sums.data() + end, to + begin);

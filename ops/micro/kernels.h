@@ -219,10 +219,10 @@ struct Strided {
 ///                  tap_row lies between x's k, weight_row between those of `to`
 /// spread_pairs writes the first `width` elements of rows and reads whole vectors, from one before the row
 /// on; `past_caches` needs rows of results that are whole vectors and aligned as such. The others read the
-/// first `width` elements of rows, and zeros beside them; `lanes` says the same of each vector, from the one
-/// before the row on.
+/// first `width` elements of rows, and zeros beside them.
 /// Results of the first two are rectified. There are 2 to kMaxPairTaps taps, and `at` is -kMaxPairPadding to
-/// 0. spread_pairs asks the second cache for `ahead_count` elements from `ahead` on.
+/// 0. spread_pairs asks the second cache for `ahead_count` elements from `ahead` on, the others for what lies
+/// `next` after an element of `from`, and `x_next` after one of x, that they read for the first time.
 constexpr std::int64_t kMaxPairTaps = 5, kMaxPairPadding = 2;
 struct PairTask {
   std::int64_t at, tap_count, tap_rows, tap_row;
@@ -235,11 +235,11 @@ struct PairTask {
   std::int64_t from_row, to_row, rows, count;
   std::int64_t width = 0;
   bool past_caches = false;
-  const std::uint16_t* lanes = nullptr;
   const float* x = nullptr;
   std::int64_t x_row = 0;
   const float* ahead = nullptr;
   std::int64_t ahead_count = 0;
+  std::int64_t next = 0, x_next = 0;
 };
 
 /// x[i*step + j] for i < rows, j < columns, where it is not above 0, is multiplied by negative_slope, or 0
