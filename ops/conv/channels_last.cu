@@ -1,5 +1,5 @@
 // The copies that ChannelsLast needs: a transpose of pixels and channels, or where these lie right already,
-// their parts.
+// their parts, or their groups apart.
 //
 // For the transpose, a block has a tile of pixels and 128 bytes of channels, of each part; where an image has
 // fewer channels, a row of the tile holds that many more pixels. Pixels are those of all images, one after
@@ -8,11 +8,16 @@
 // Word w of row p lies at w ^ turn(p), so that both sides meet different banks (but for writes of pairs to
 // small tiles: two at a time).
 //
+// Channels that are last, but of which groups fill no whole vectors, are read as they lie into shared memory
+// and put apart from there (channel_padding.h). As a transpose, which reads them an element at a time from
+// one pixel to the next, this took 3 to 6 times as long.
+//
 // Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
 // it; a kernel of few blocks then does it all again, or, nearly always, nothing.
 #include <algorithm>
 #include <optional>
 
+#include <tapedeck/ops/conv/channel_padding.h>
 #include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
@@ -27,6 +32,8 @@ using conv_gemm::kVectorBytes;
 
 constexpr int kRowWords = 32, kWarps = kThreads / 32;
 constexpr int kSplitAtOnce = 2;  // vectors
+/// That a thread loads of a tile whose groups are put apart; of few tiles, which are small, only some.
+constexpr int kPadAtOnce = 4;
 /// Of a tile; few where there would be too few blocks.
 constexpr int rows_of_tile(int parts, bool few) {
   return few ? 32 : 128 / parts;
@@ -49,7 +56,9 @@ struct Arguments {
   int log_fold = 0;                      // of columns whose parts lie together
   int stride = 1, padding = 0;           // of the axis of rows,
   unsigned phases = 1;                   // and a bit for each of its phases that has taps
-  bool beside = false;                   // preparations.cuh
+  conv_gemm::ChannelPadding apart;       // of tiles of so many vectors
+  int tile_vectors = 0;
+  bool beside = false;  // preparations.cuh
 };
 
 // What an element becomes: kParts of type To.
@@ -106,6 +115,23 @@ __device__ __forceinline__ void begin_copy(bool beside) {
   if (beside) __threadfence();
 }
 
+/// Whether taps reach one of the rows that have these pixels.
+__device__ __forceinline__ bool is_wanted(const Arguments& a, int first, int last) {
+  if (a.phases + 1 == 1u << a.stride) return true;
+  const int image = a.plane.divide(first);
+  if (image != a.plane.divide(last)) return true;
+  const int last_row = a.width.divide(a.plane.modulo(last, image));
+  for (int h = a.width.divide(a.plane.modulo(first, image)); h <= last_row; ++h)
+    if ((a.phases >> (h + a.padding) % a.stride & 1) != 0) return true;
+  return false;
+}
+/// Where in the copy, in vectors, a part of a pixel begins.
+template <int kParts>
+__device__ __forceinline__ std::int64_t place_of(const Arguments& a, unsigned pixel, int part, int vectors) {
+  const unsigned folded = pixel >> a.log_fold, of_fold = pixel - (folded << a.log_fold);
+  return (((std::int64_t{folded} * kParts + part) << a.log_fold) + of_fold) * vectors;
+}
+
 /// Different for 32 rows that follow each other, one by one or by two or four from any of the first ones; and
 /// apart in its lowest bits for four rows four apart.
 __device__ __forceinline__ int turn(int row) {
@@ -144,18 +170,10 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
     const int tile_pixels = a.channel_tiles.divide(tile),
               first_pixel = (tile_pixels * kPixels) << a.log_split,
               first_channel = a.channel_tiles.modulo(tile, tile_pixels) * kRowWords * kAtOnce;
-    if (a.phases + 1 != 1u << a.stride) {
-      const int last = static_cast<int>(
-                    min(a.pixels - 1, static_cast<unsigned>(first_pixel) + (kPixels << a.log_split) - 1)),
-                image = a.plane.divide(first_pixel);
-      bool wanted = image != a.plane.divide(last);
-      if (!wanted) {
-        const int last_row = a.width.divide(a.plane.modulo(last, image));
-        for (int h = a.width.divide(a.plane.modulo(first_pixel, image)); h <= last_row; ++h)
-          wanted = wanted || (a.phases >> (h + a.padding) % a.stride & 1) != 0;
-      }
-      if (!wanted) continue;
-    }
+    if (!is_wanted(a, first_pixel,
+                   static_cast<int>(
+                       min(a.pixels, static_cast<unsigned>(first_pixel) + (kPixels << a.log_split)) - 1)))
+      continue;
     Pack<From, kStep> values[kWords][kTurns][kAtOnce] = {};
     const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes; };
     const auto row_of = [&](int k) { return (lane % kLanes + k * 32) * kStep; };
@@ -177,12 +195,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
                                static_cast<unsigned>((word >> log_of_pixel) * kPixels + row_of(k));
         const int image = a.plane.divide(static_cast<int>(pixel)),
                   of_image = a.plane.modulo(static_cast<int>(pixel), image);
-        std::int64_t at = image * a.strides.n + of_image;
-        if constexpr (kStep == 1) {
-          const int h = a.width.divide(of_image), w = a.width.modulo(of_image, h);
-          at = image * a.strides.n + static_cast<std::int64_t>(h) * a.strides.h +
-               static_cast<std::int64_t>(w) * a.strides.w;
-        }
+        const std::int64_t at = image * a.strides.n + of_image;
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
           if (inside[j] && pixel < a.pixels)
@@ -224,12 +237,92 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
         if (pixel >= a.pixels || channel >= a.padded) continue;
         const std::uint32_t* const words_of_row = words[part] + row * kRowWords;
         const int t = turn(row);
-        const unsigned folded = pixel >> a.log_fold, of_fold = pixel - (folded << a.log_fold);
-        const std::int64_t pixels = ((std::int64_t{folded} * kParts + part) << a.log_fold) + of_fold,
-                           at = (pixels * a.padded + channel) / kElements;
+        const std::int64_t at = place_of<kParts>(a, pixel, part, a.padded / kElements) + channel / kElements;
         a.to[at] = make_uint4(words_of_row[(v * 4) ^ t], words_of_row[(v * 4 + 1) ^ t],
                               words_of_row[(v * 4 + 2) ^ t], words_of_row[(v * 4 + 3) ^ t]);
       }
+    }
+  }
+  split.finish();
+  end_preparation(a.beside);
+}
+
+/// Where a word of a tile lies, so that threads with words 8 apart meet other banks.
+__device__ __forceinline__ int staged(int word) {
+  return word ^ ((word >> 5 & 7) << 2);
+}
+
+/// Groups of channels apart: a tile's elements by whole vectors to shared memory, then some to each vector.
+template <class Split>
+__global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant__ Arguments a) {
+  using From = typename Split::From;
+  using To = typename Split::To;
+  constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(To),
+                kLoad = kVectorBytes / sizeof(From);
+  begin_copy(a.beside);
+  __shared__ uint4 loads[kPadAtOnce * kThreads + 8];
+  const auto* const words = reinterpret_cast<const std::uint32_t*>(loads);
+  Split split(a.largest, a.scale);
+  if (!split.has_work()) return end_preparation(a.beside);
+  const auto* const source = static_cast<const From*>(a.from);
+  const int lead = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) % kVectorBytes / sizeof(From));
+  const std::int64_t count = std::int64_t{a.pixels} * a.channels;
+  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    const conv_gemm::PaddedTile t(a.apart, tile, a.tile_vectors, a.pixels);
+    const int last_pixel = static_cast<int>(t.pixel) + a.apart.of_pixel.divide(t.end - 1);
+    if (!is_wanted(a, static_cast<int>(t.pixel), last_pixel)) continue;
+    const conv_gemm::PaddedSource in(a.apart, t, kLoad, lead);
+    if (tile != blockIdx.x) __syncthreads();
+    uint4 values[kPadAtOnce] = {};
+    const auto load = [&](int i) {
+      const std::int64_t at = in.begin + std::int64_t{i} * kLoad;
+      if (at >= 0 && at + kLoad <= count) return load_fresh(reinterpret_cast<const uint4*>(source + at));
+      Pack<From, kLoad> some{};  // at either end
+      for (int k = 0; k < kLoad; ++k)
+        if (at + k >= 0 && at + k < count) some.values[k] = load_fresh(source + at + k);
+      return __builtin_bit_cast(uint4, some);
+    };
+#pragma unroll
+    for (int i = 0; i < kPadAtOnce; ++i)
+      if (static_cast<int>(threadIdx.x) + i * kThreads < in.loads)
+        values[i] = load(threadIdx.x + i * kThreads);
+#pragma unroll
+    for (int i = 0; i < kPadAtOnce; ++i) loads[staged((threadIdx.x + i * kThreads) * 4) / 4] = values[i];
+    if (static_cast<int>(threadIdx.x) <
+        in.loads - kPadAtOnce * kThreads)  // one more, where loads begin apart
+      loads[staged((threadIdx.x + kPadAtOnce * kThreads) * 4) / 4] =
+          load(threadIdx.x + kPadAtOnce * kThreads);
+    __syncthreads();
+    for (int at = t.first + static_cast<int>(threadIdx.x); at < t.end; at += kThreads) {
+      const conv_gemm::PaddedVector v = a.apart.vector(at);
+      const int from = in.from + v.source;
+      Pack<From, kElements> x;
+      if constexpr (sizeof(From) == 2) {
+        Pack<std::uint32_t, kElements / 2> pairs;
+        std::uint32_t low = words[staged(from / 2)];
+#pragma unroll
+        for (int k = 0; k < kElements / 2; ++k) {
+          const std::uint32_t high = words[staged(from / 2 + k + 1)];
+          pairs.values[k] = __funnelshift_r(low, high, from % 2 * 16);
+          low = high;
+        }
+        x = __builtin_bit_cast(decltype(x), pairs);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kElements; ++k) x.values[k] = __builtin_bit_cast(From, words[staged(from + k)]);
+      }
+      Pack<To, kElements> parts[kParts];
+#pragma unroll
+      for (int k = 0; k < kElements; ++k) {
+        To of_element[kParts];
+        split(k < v.elements ? x.values[k] : From{}, of_element);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        a.to[place_of<kParts>(a, static_cast<unsigned>(t.pixel) + v.pixel, part, a.apart.vectors()) +
+             v.vector] = __builtin_bit_cast(uint4, parts[part]);
     }
   }
   split.finish();
@@ -321,12 +414,29 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
   const std::int64_t plane = images.size(2) * images.size(3);
   uint4* const to = a.to;
   a.largest = largest.words;
-  a.strides = ImageStrides(images.strides());
   a.plane = conv_gemm::Divider(plane), a.width = conv_gemm::Divider(images.size(3));
+  if (images.layout() == Layout::nhwc) {
+    a.from = images.read();
+    a.pixels = static_cast<unsigned>(images.size(0) * plane);  // below 2^31: positions_fit()
+    a.apart = conv_gemm::ChannelPadding(a.channels, a.channels / a.group_channels, kElements);
+    a.tile_vectors = kPadAtOnce * kThreads * kVectorBytes / static_cast<int>(kElements * sizeof(From));
+    const std::int64_t vectors = images.size(0) * plane * a.apart.vectors();
+    while (a.tile_vectors > kThreads / 2 &&
+           vectors < std::int64_t{a.tile_vectors} * 4 * multiprocessors(device))
+      a.tile_vectors /= 2;
+    const std::int64_t tiles = ceil_div(vectors, a.tile_vectors);
+    a.tiles = static_cast<int>(grid_size("conv", tiles));
+    return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
+      a.scale = scale, a.beside = beside;
+      launch_kernel("conv: channels apart", device, pad_kernel<Split>, blocks_of(device, tiles, scale),
+                    kThreads, a);
+    });
+  }
+  a.strides = ImageStrides(images.strides());
   const int words = a.padded * kVectorBytes / kElements / 4;
   while (words <= kRowWords >> (a.log_split + 1)) ++a.log_split;
   const auto neighbours = [&](int count) {
-    return images.layout() == Layout::nchw && plane % count == 0 &&
+    return plane % count == 0 &&
            reinterpret_cast<std::uintptr_t>(images.read()) % (count * sizeof(From)) == 0;
   };
   a.channel_tiles = conv_gemm::Divider(ceil_div(words, kRowWords));
