@@ -162,7 +162,8 @@ TEST_F(CudaConvBoxes, CopiesOfManyPixels) {
   for (const Layer& l : {Layer{{9, 64, 100, 100}, 24, 1, 1}, Layer{{9, 64, 90, 111}, 24, 1, 1},
                          Layer{{9, 64, 91, 111}, 24, 1, 1}, Layer{{9, 72, 91, 110}, 16, 1, 1},
                          Layer{{20, 8, 180, 180}, 8, 1, 1}, Layer{{14, 15, 111, 111}, 24, 3, 1},
-                         Layer{{70, 32, 50, 50}, 16, 1, 1}, Layer{{4, 64, 60, 60}, 64, 1, 5}}) {
+                         Layer{{70, 32, 50, 50}, 16, 1, 1}, Layer{{4, 64, 60, 60}, 64, 1, 5},
+                         Layer{{3, 24, 40, 61}, 40, 1, 5}, Layer{{3, 24, 41, 62}, 72, 1, 5}}) {
     const ConvTranspose2dOptions options{.stride = l.stride, .padding = 1, .groups = l.groups};
     for (const OverBoxes& way : kOverBoxes) {
       SCOPED_TRACE(concat(l.x, " ", l.co, " ", way));

@@ -15,10 +15,10 @@
 // Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
 // it; a kernel of few blocks then does it all again, or, nearly always, nothing.
 #include <algorithm>
-#include <optional>
 
 #include <tapedeck/ops/conv/channel_padding.h>
 #include <tapedeck/ops/conv/operand_copies.h>
+#include <tapedeck/ops/conv/reached_rows.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
@@ -54,9 +54,10 @@ struct Arguments {
   conv_gemm::Divider channel_tiles, plane, width, group;
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int log_fold = 0;                      // of columns whose parts lie together
-  int stride = 1, padding = 0;           // of the axis of rows,
-  unsigned phases = 1;                   // and a bit for each of its phases that has taps
-  conv_gemm::ChannelPadding apart;       // of tiles of so many vectors
+  conv_gemm::ReachedRows rows;           // that are copied, if not all:
+  conv_gemm::Divider image_rows;         // in a transpose, `plane` is then a row, of so many of an image
+  int height = 0;
+  conv_gemm::ChannelPadding apart;  // of tiles of so many vectors
   int tile_vectors = 0;
   bool beside = false;  // preparations.cuh
 };
@@ -115,14 +116,14 @@ __device__ __forceinline__ void begin_copy(bool beside) {
   if (beside) __threadfence();
 }
 
-/// Whether taps reach one of the rows that have these pixels.
+/// Whether one of the rows that have these pixels is copied.
 __device__ __forceinline__ bool is_wanted(const Arguments& a, int first, int last) {
-  if (a.phases + 1 == 1u << a.stride) return true;
+  if (a.rows.are_all()) return true;
   const int image = a.plane.divide(first);
   if (image != a.plane.divide(last)) return true;
   const int last_row = a.width.divide(a.plane.modulo(last, image));
   for (int h = a.width.divide(a.plane.modulo(first, image)); h <= last_row; ++h)
-    if ((a.phases >> (h + a.padding) % a.stride & 1) != 0) return true;
+    if (a.rows.has(h)) return true;
   return false;
 }
 /// Where in the copy, in vectors, a part of a pixel begins.
@@ -130,6 +131,23 @@ template <int kParts>
 __device__ __forceinline__ std::int64_t place_of(const Arguments& a, unsigned pixel, int part, int vectors) {
   const unsigned folded = pixel >> a.log_fold, of_fold = pixel - (folded << a.log_fold);
   return (((std::int64_t{folded} * kParts + part) << a.log_fold) + of_fold) * vectors;
+}
+
+/// Where an image of a transpose begins in the source; or, not of all rows, one of those that are copied.
+template <bool kAll>
+__device__ __forceinline__ std::int64_t begin_of(const Arguments& a, int image) {
+  if constexpr (kAll) return image * a.strides.n;
+  const int n = a.image_rows.divide(image);
+  return n * a.strides.n + std::int64_t{a.rows.row(a.image_rows.modulo(image, n))} * a.strides.h;
+}
+/// The pixel of all rows.
+template <bool kAll>
+__device__ __forceinline__ unsigned copied_pixel(const Arguments& a, unsigned pixel) {
+  if constexpr (kAll) return pixel;
+  const int row = a.plane.divide(static_cast<int>(pixel)), n = a.image_rows.divide(row);
+  return static_cast<unsigned>((n * a.height + a.rows.row(a.image_rows.modulo(row, n))) *
+                                   static_cast<int>(a.plane.divisor) +
+                               a.plane.modulo(static_cast<int>(pixel), row));
 }
 
 /// Different for 32 rows that follow each other, one by one or by two or four from any of the first ones; and
@@ -147,8 +165,8 @@ constexpr int kTransposeBlocks = kFew&& kStep == 4                              
                                  : kStep == 2                                     ? 6
                                                                                   : 8;
 
-/// A thread reads kStep pixels at once: neighbours, aligned.
-template <class Split, int kStep, bool kFew>
+/// A thread reads kStep pixels at once: neighbours, aligned. kAll: of all rows.
+template <class Split, int kStep, bool kFew, bool kAll>
 __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>)
     transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
@@ -170,10 +188,6 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
     const int tile_pixels = a.channel_tiles.divide(tile),
               first_pixel = (tile_pixels * kPixels) << a.log_split,
               first_channel = a.channel_tiles.modulo(tile, tile_pixels) * kRowWords * kAtOnce;
-    if (!is_wanted(a, first_pixel,
-                   static_cast<int>(
-                       min(a.pixels, static_cast<unsigned>(first_pixel) + (kPixels << a.log_split)) - 1)))
-      continue;
     Pack<From, kStep> values[kWords][kTurns][kAtOnce] = {};
     const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes; };
     const auto row_of = [&](int k) { return (lane % kLanes + k * 32) * kStep; };
@@ -195,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
                                static_cast<unsigned>((word >> log_of_pixel) * kPixels + row_of(k));
         const int image = a.plane.divide(static_cast<int>(pixel)),
                   of_image = a.plane.modulo(static_cast<int>(pixel), image);
-        const std::int64_t at = image * a.strides.n + of_image;
+        const std::int64_t at = begin_of<kAll>(a, image) + of_image;
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
           if (inside[j] && pixel < a.pixels)
@@ -237,7 +251,9 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
         if (pixel >= a.pixels || channel >= a.padded) continue;
         const std::uint32_t* const words_of_row = words[part] + row * kRowWords;
         const int t = turn(row);
-        const std::int64_t at = place_of<kParts>(a, pixel, part, a.padded / kElements) + channel / kElements;
+        const std::int64_t at =
+            place_of<kParts>(a, copied_pixel<kAll>(a, pixel), part, a.padded / kElements) +
+            channel / kElements;
         a.to[at] = make_uint4(words_of_row[(v * 4) ^ t], words_of_row[(v * 4 + 1) ^ t],
                               words_of_row[(v * 4 + 2) ^ t], words_of_row[(v * 4 + 3) ^ t]);
       }
@@ -385,13 +401,10 @@ bool has_channels_last(const Tensor& images) {
          reinterpret_cast<std::uintptr_t>(images.read()) % kVectorBytes == 0;
 }
 
-/// A bit for each phase of rows that has taps, if not all have.
-std::optional<unsigned> phases_copied(const ConvAxis* rows) {
+/// The rows that are copied.
+conv_gemm::ReachedRows rows_copied(const ConvAxis* rows) {
   if (rows == nullptr || rows->stride > conv_gemm::kMaxPhases) return {};
-  unsigned phases = 0;
-  for (int r = 0; r < rows->stride; ++r) phases |= rows->taps(r) > 0 ? 1u << r : 0;
-  if (phases + 1 == 1u << rows->stride) return {};
-  return phases;
+  return conv_gemm::ReachedRows(*rows);
 }
 
 /// Queues what fills a copy. `a`: of the copy, and its channels.
@@ -433,23 +446,34 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
     });
   }
   a.strides = ImageStrides(images.strides());
+  std::int64_t copied = plane;  // of an image
+  if (!a.rows.are_all()) {
+    a.plane = a.width, a.image_rows = conv_gemm::Divider(std::max(1, a.rows.count));
+    a.height = static_cast<int>(images.size(2)), copied = a.rows.count * images.size(3);
+    if (copied == 0) return;
+  }
   const int words = a.padded * kVectorBytes / kElements / 4;
   while (words <= kRowWords >> (a.log_split + 1)) ++a.log_split;
   const auto neighbours = [&](int count) {
-    return plane % count == 0 &&
+    return a.plane.divisor % count == 0 &&
            reinterpret_cast<std::uintptr_t>(images.read()) % (count * sizeof(From)) == 0;
   };
   a.channel_tiles = conv_gemm::Divider(ceil_div(words, kRowWords));
   const auto tiles_of = [&](std::int64_t pixels, bool few) {
     return ceil_div(words, kRowWords) * ceil_div(pixels, rows_of_tile(kParts, few) << a.log_split);
   };
-  const bool few = tiles_of(images.size(0) * plane, false) < 4 * multiprocessors(device);
-  const auto kernel_of = [&]<bool kFew>() {
-    return neighbours(4)   ? transpose_kernel<Split, 4, kFew>
-           : neighbours(2) ? transpose_kernel<Split, 2, kFew>
-                           : transpose_kernel<Split, 1, kFew>;
+  const bool few = tiles_of(images.size(0) * copied, false) < 4 * multiprocessors(device);
+  const auto kernel_of = [&]<bool kFew, bool kAll>() {
+    return neighbours(4)   ? transpose_kernel<Split, 4, kFew, kAll>
+           : neighbours(2) ? transpose_kernel<Split, 2, kFew, kAll>
+                           : transpose_kernel<Split, 1, kFew, kAll>;
   };
-  const auto kernel = few ? kernel_of.template operator()<true>() : kernel_of.template operator()<false>();
+  const auto kernel_of_rows = [&]<bool kFew>() {
+    return a.rows.are_all() ? kernel_of.template operator()<kFew, true>()
+                            : kernel_of.template operator()<kFew, false>();
+  };
+  const auto kernel =
+      few ? kernel_of_rows.template operator()<true>() : kernel_of_rows.template operator()<false>();
   // Kernels count pixels in 31 bits.
   const std::int64_t images_at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / plane);
   launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
@@ -457,7 +481,7 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
     for (std::int64_t n = 0; n < images.size(0); n += images_at_once, a.beside = true) {
       a.from = static_cast<const From*>(images.read()) + n * a.strides.n;
       a.to = to + n * plane * a.padded * kParts / kElements;
-      a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * plane);
+      a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * copied);
       const std::int64_t tiles = tiles_of(a.pixels, few);
       a.tiles = static_cast<int>(grid_size("conv", tiles));
       launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, scale), kThreads, a);
@@ -468,7 +492,7 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
 }  // namespace
 
 bool ChannelsLast::takes_all(const ConvAxis* rows) {
-  return !phases_copied(rows);
+  return rows_copied(rows).are_all();
 }
 
 void ChannelsLast::fold_columns(int fold) {
@@ -482,15 +506,15 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   const int padded = group_channels * groups;
   const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
   strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
-  const std::optional<unsigned> phases = phases_copied(rows);
+  const conv_gemm::ReachedRows copied = rows_copied(rows);
   const OperandForm form{
       kParts, sizeof(typename Split::To), groups,
-      phases ? *phases << 8 | static_cast<unsigned>(rows->stride << 3 | rows->padding % rows->stride) : 0,
+      copied.are_all() ? 0 : copied.mask << 8 | static_cast<unsigned>(copied.stride << 3 | copied.shift),
       kParts == 1 ? 1 : fold};
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
-  check(!largest.is_guess || !phases, "conv: a guessed magnitude of a copy that leaves rows out");
+  check(!largest.is_guess || copied.are_all(), "conv: a guessed magnitude of a copy that leaves rows out");
   const auto copy = std::make_shared<Storage>(
       static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
   auto* const to = static_cast<uint4*>(copy->data());
@@ -500,10 +524,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   if (images.count() == 0) return;
   Arguments a{};
   a.to = to;
-  if (phases) {
-    a.stride = static_cast<int>(rows->stride), a.padding = static_cast<int>(rows->padding);
-    a.phases = *phases;
-  }
+  a.rows = copied;
   a.channels = static_cast<int>(images.size(1)), a.group_channels = a.channels / groups;
   a.group = conv_gemm::Divider(group_channels), a.padded = padded;
   while (1 << a.log_fold < form.fold) ++a.log_fold;

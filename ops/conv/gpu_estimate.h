@@ -7,9 +7,9 @@
 // of an H100's sizes: choices do not depend on the device. Copies that both gradients share
 // (operand_copies.h) are not thought of.
 //
-// Of layers that had no part in a fit the chosen algorithm takes 2 to 5% longer than the fastest, by
-// geometric means of each pass and precision; what was decided by channels and operations a byte before, 13
-// to 40% (nchw).
+// Of layers that had no part in a fit the chosen algorithm takes 1 to 4% longer than the fastest, by
+// geometric means of each pass, layout and precision; what was decided by channels and operations a byte
+// before, 13 to 40% (nchw).
 #pragma once
 
 #include <algorithm>
@@ -63,13 +63,26 @@ inline double reached(const ConvAxis& axis) {
   for (std::int64_t r = 0; r < axis.stride; ++r) reached += axis.taps(r) > 0;
   return static_cast<double>(reached) / static_cast<double>(axis.stride);
 }
-/// Of x or y, of which gradients read what taps reach.
+/// Of x or y, in microseconds, of which gradients read what taps reach.
 inline double images_moved(const ConvCall& c, bool x) {
   const Shape shape = x ? c.g.x_shape() : c.g.y_shape();
   double part = 1;
   if (!x && c.pass != ConvPass::forward)
     part = reached(c.g.h) * (c.layout == Layout::nhwc ? reached(c.g.w) : 1);
   return moved(part * static_cast<double>(shape.count()), c.operands.element_bytes);
+}
+/// What it takes to copy channels of x or y last (channels_last.cu), reading and writing, each as `parts`
+/// numbers of so many bytes: of y only rows that taps reach. Nothing where they lie as kernels read them.
+inline double channels_copied(const ConvCall& c, bool x, int bytes, int parts = 1) {
+  const std::int64_t of_group = x ? c.g.group_ci() : c.g.group_co(), vector = 16 / bytes,
+                     padded = count(of_group, vector) * vector;
+  if (c.layout == Layout::nhwc && padded == of_group && bytes == c.operands.element_bytes) return 0;
+  const auto of = static_cast<double>((x ? c.g.x_shape() : c.g.y_shape()).count());
+  const bool all = x || c.pass == ConvPass::forward || c.g.h.stride > conv_gemm::kMaxPhases;
+  const double read = moved(of, c.operands.element_bytes),
+               written =
+                   moved(of * static_cast<double>(padded) / static_cast<double>(of_group), parts * bytes);
+  return (all ? 1 : reached(c.g.h)) * (read + written);
 }
 inline double weight_moved(const ConvCall& c) {
   return moved(static_cast<double>(c.g.weight_shape().count()), c.operands.element_bytes);
@@ -119,25 +132,27 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   Terms t{1};
   t[1 + static_cast<int>(way.kind)] = way.clocks / 1700;
   const std::int64_t from = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
+  if (!way.gathers()) t[4] = images_moved(c, transposed);
   if (way.gathers()) {
     // Nothing is copied.
   } else if (way.kind == conv_gemm::MapKind::halves) {
-    t[9] = images_moved(c, transposed) * halves_made(c.operands, from);
+    t[9] = channels_copied(c, transposed, 2, c.operands.halves()) * halves_made(c.operands, from);
   } else {
-    t[4] = images_moved(c, transposed);
+    t[11] = channels_copied(c, transposed, c.operands.element_bytes);
   }
   t[5] = out;
-  t[6] = way.kind == conv_gemm::MapKind::windows && transposed && c.g.w.stride > 1 ? out : 0;
+  // Neighbouring results of an nchw tensor may be written a stride apart.
+  const bool apart = transposed && c.g.w.stride > 1;
+  t[6] = way.kind == conv_gemm::MapKind::windows && apart ? out : 0;
   t[7] = weight_moved(c);
-  // Channels last, vectors may be incomplete.
-  t[8] =
-      way.kind == conv_gemm::MapKind::windows && c.layout == Layout::nhwc && p.from_channels % p.vector != 0
-          ? t[1]
-          : 0;
-  // And such of results are written one or two elements at a time.
+  if (c.layout == Layout::nchw && way.kind != conv_gemm::MapKind::windows && apart &&
+      way.boxes.plan.joined < c.g.w.stride && !way.boxes.fold.exists())
+    t[8] = out;
+  // Channels last, of incomplete vectors results are written one or two elements at a time, in eights.
   const bool last = c.layout == Layout::nhwc && way.kind != conv_gemm::MapKind::windows;
   if (last && p.to_channels % (16 / c.operands.element_bytes) != 0)
-    t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) / 1e6;
+    t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) /
+            static_cast<double>(p.to_channels) * static_cast<double>(count(p.to_channels, 8) * 8) / 1e6;
   return t;
 }
 
@@ -173,6 +188,14 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
           turns * channels};
 }
 
+/// Planes of y as thread blocks take them, each one, and all as if those that run at once were whole turns.
+struct DepthwisePlanes {
+  explicit DepthwisePlanes(const ConvTranspose2dGeometry& g)
+      : planes(static_cast<double>(g.n * g.co) / 1e3),
+        elements(std::ceil(planes * 1e3 / 264) * 264 * static_cast<double>(g.h.out * g.w.out) / 1e6) {}
+  double planes, elements;
+};
+
 /// Depthwise kernels: images, and products with as many taps as the phase that has most.
 inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
   int most_h = 0, most_w = 0;
@@ -180,7 +203,13 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
   for (int j = 0; j < p.w.count; ++j) most_w = std::max(most_w, p.w.phase[j].taps);
   const Shape to = p.is_transposed ? c.g.y_shape() : c.g.x_shape();
   const double products = static_cast<double>(to.count()) * most_h * most_w * p.from_channels / 1e9;
-  return {1, images_moved(c, p.is_transposed), images_moved(c, !p.is_transposed), products};
+  const DepthwisePlanes planes(c.g);
+  return {1,
+          images_moved(c, p.is_transposed),
+          images_moved(c, !p.is_transposed),
+          products,
+          planes.elements,
+          planes.planes};
 }
 
 /// Products with all taps, in tiles of 64, their sums, and calls.
@@ -226,11 +255,14 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   Terms t{1};
   t[7] = weight_moved(c);
   if (const conv_gemm::BoxGradPlan& p = conv_gemm::weight_grad_box_way(c.g, c.operands).plan; p.exists()) {
-    const auto made = [&](bool x) {
+    const auto copied = [&](bool x) {
       const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
-      return images_moved(c, x) * (c.operands.are_float() ? halves_made(c.operands, count) : 1);
+      return c.operands.are_float()
+                 ? channels_copied(c, x, 2, c.operands.halves()) * halves_made(c.operands, count)
+                 : channels_copied(c, x, 2);
     };
-    t[5] = made(true) + made(false);
+    t[5] = images_moved(c, true) + images_moved(c, false);
+    t[11] = copied(true) + copied(false);
     t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
            p.x_blocks * p.atoms * p.units / 1e2;
     t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
@@ -250,6 +282,7 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   t[vectors ? 9 : 4] = chunks / 10;
   t[6] = weight_moved(c) * share.splits;
   t[10] = images_moved(c, true) + images_moved(c, false);
+  t[11] = channels_copied(c, false, c.operands.element_bytes);
   return t;
 }
 
@@ -266,8 +299,19 @@ inline Terms of_direct_weight_grad(const ConvCall& c) {
           weight_moved(c)};
 }
 
+/// Channels last, threads of a block add their sums one after the other, those of few channels more often;
+/// and where vectors are incomplete, they have elements.
 inline Terms of_depthwise_weight_grad(const ConvCall& c) {
-  return {1, images_moved(c, true), images_moved(c, false), c.g.flops() / 2e9};
+  const DepthwisePlanes planes(c.g);
+  Terms t{1, images_moved(c, true), images_moved(c, false), c.g.flops() / 2e9};
+  if (c.layout == Layout::nchw) {
+    t[4] = planes.elements, t[5] = planes.planes;
+  } else {
+    const std::int64_t channels = std::min<std::int64_t>(c.g.co, 128), vector = c.g.co % 4 == 0 ? 4 : 1;
+    t[6] = 256.0 / static_cast<double>(count(channels, vector));
+    t[7] = vector == 1 ? t[3] : 0;
+  }
+  return t;
 }
 
 /// Strips, in clocks at about what a multiprocessor does in one.
