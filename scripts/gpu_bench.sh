@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Times the convolutions and whole training steps on a GPU, beside PyTorch's if it is there, and writes
 # gpu_conv.json and gpu_train.json with the commit and the GPU's name; bench/readme_gpu.py puts them into
-# README.md. Fails where there is no GPU.
+# README.md, bench/plot_gpu.py draws the first. Fails where there is no GPU.
 #   --binaries DIR   runs benchmarks that were built already
 #   --commit NAME    what those were built from, where there is no git
 #   --results DIR    where the files go (bench/results)
