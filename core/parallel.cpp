@@ -1,5 +1,7 @@
 // How it works: the calling thread writes the job, raises each needed worker's counter and runs the first
-// share itself. A worker waits for its own counter, so only as many are woken as have a share.
+// share itself. A worker waits for its own counter, so only as many are woken as have a share. Shares that
+// their workers have not begun when the caller has done its own, the caller runs, too: on a machine with
+// other work a worker may have no core for milliseconds.
 //
 // Who waits looks for kSpin before it sleeps, since the next job is mostly near: to wake a thread takes 20 to
 // 40 us, and where jobs are short Linux often puts it behind its waker, on the same core, though others are
@@ -86,7 +88,11 @@ void step_aside(int cpu_of_caller) {
 /// neither at the end of the program nor when another pool takes over.
 struct Team {
   struct alignas(64) Counter {
-    std::atomic<std::uint32_t> jobs = 0;  // given to this worker so far
+    std::atomic<std::uint32_t> jobs = 0;   // given to this worker so far,
+    std::atomic<std::uint32_t> begun = 0;  // and of these shares that it or the caller began
+
+    /// Whether the share after `before` others is now the calling thread's to run.
+    bool begin(std::uint32_t before) { return begun.compare_exchange_strong(before, before + 1); }
   };
 
   explicit Team(int threads) : counters(static_cast<std::size_t>(threads)) {}
@@ -108,11 +114,13 @@ struct Team {
   }
 
   void work(int i) {
-    auto& jobs = counters[static_cast<std::size_t>(i)].jobs;
-    for (std::uint32_t seen = 0;; ++seen) {
-      wait_while(jobs, seen);
+    Counter& mine = counters[static_cast<std::size_t>(i)];
+    for (;;) {
+      const std::uint32_t before = mine.begun;
+      wait_while(mine.jobs, before);
       if (stop) return;
       step_aside(cpu_of_caller);
+      if (!mine.begin(before)) continue;
       run_share(i);
       if (pending.fetch_sub(1) == 1) pending.notify_one();
     }
@@ -132,6 +140,12 @@ struct Team {
     pending = static_cast<std::uint32_t>(job.shares - 1);
     for (int i = 1; i < job.shares; ++i) wake(i);
     run_share(0);
+    for (int i = 1; i < job.shares; ++i) {
+      Counter& of_worker = counters[static_cast<std::size_t>(i)];
+      if (!of_worker.begin(of_worker.jobs - 1)) continue;
+      run_share(i);
+      --pending;
+    }
     for (std::uint32_t left; (left = pending.load()) != 0;) wait_while(pending, left);
     if (error) std::rethrow_exception(std::exchange(error, nullptr));
   }
@@ -140,7 +154,7 @@ struct Team {
   std::atomic<std::uint32_t> pending = 0;
   std::atomic<bool> stop = false;
   Job job;
-  int cpu_of_caller = -1;
+  std::atomic<int> cpu_of_caller = -1;
   std::mutex run_mutex, error_mutex;
   std::exception_ptr error;
   int error_share = 0;

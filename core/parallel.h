@@ -17,10 +17,10 @@ void parallel_for(std::int64_t count, std::int64_t grain, void (*body)(void*, st
 }
 
 /// Calls `body(begin, end)` on disjoint ranges that cover [0, count), on several threads when there
-/// is more than `grain` to do. The split is static. Where it falls depends on the number of threads,
-/// so `body` must give the same result for any split: reduce inside one index, never across.
-/// Called from inside a body it runs on the calling thread; of several callers one runs at a time. An
-/// exception in a body is rethrown here, when all bodies have returned.
+/// is more than `grain` to do. The split is static, though not which thread has what of it. Where it falls
+/// depends on the number of threads, so `body` must give the same result for any split: reduce inside one
+/// index, never across. Called from inside a body it runs on the calling thread; of several callers one runs
+/// at a time. An exception in a body is rethrown here, when all bodies have returned.
 template <class F>
 void parallel_for(std::int64_t count, std::int64_t grain, F&& body) {
   using Body = std::remove_reference_t<F>;

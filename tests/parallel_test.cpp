@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -58,6 +59,39 @@ TEST_F(Parallel, UsesSeveralThreadsAboveTheGrainOnly) {
   parallel_for(std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::max() - 1,
                count_ranges);
   EXPECT_EQ(ranges.exchange(0), 2);
+}
+
+// The caller takes shares that no worker has begun; here it is busy until one has.
+TEST_F(Parallel, WorkersBeginSharesWhileTheCallerIsBusy) {
+  set_num_threads(2);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> begun = false;
+    bool in_time = false;
+    std::thread::id second;
+    parallel_for(2, 1, [&](std::int64_t begin, std::int64_t) {
+      if (begin == 1) {
+        second = std::this_thread::get_id();
+        begun = true;
+        return;
+      }
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!begun && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+      in_time = begun;
+    });
+    ASSERT_TRUE(in_time) << "round " << round;
+    EXPECT_NE(second, std::this_thread::get_id());
+  }
+}
+
+TEST_F(Parallel, CallersOfManyThreadsFinishWithoutThem) {  // of far more than there are cores
+  set_num_threads(200);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<int> visits(1000);
+    parallel_for(1000, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+    });
+    ASSERT_THAT(visits, Each(1)) << "round " << round;
+  }
 }
 
 TEST_F(Parallel, ResultsDoNotDependOnTheNumberOfThreads) {
