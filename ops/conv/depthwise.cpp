@@ -157,13 +157,13 @@ void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, co
   const Scratch<float> sums(parts * w.count());
   /// Rows `begin` to `end` of x of a plane, and the rows of each phase of y that are numbered so.
   struct Band {
-    std::int64_t plane, begin, end, next_plane, next_row;  // the next band's
+    std::int64_t plane, begin, end;
+    std::int64_t next, x_next;  // elements of y and of x to the next band's
   };
   // Adds rows m*stride + r of y, begin <= m < end, for one tap of h or two that follow each other.
   const auto add = [&](const Band& of, std::int64_t r, std::int64_t begin, std::int64_t end,
                        const PlaneTap* tap, std::int64_t count, float* to) {
     if (begin >= end) return;
-    const std::int64_t planes = of.next_plane - of.plane, rows = of.next_row - of.begin;
     micro::PairTask task{};
     task.at = -g.w.padding;
     task.tap_count = g.w.kernel;
@@ -178,8 +178,8 @@ void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, co
     task.x = x.data<float>() + (of.plane * g.h.in + begin + tap->shift) * g.w.in;
     task.x_row = g.w.in;
     task.tap_row = -g.h.input_step() * g.w.in;
-    task.next = (planes * g.h.out + rows * g.h.stride) * g.w.out;
-    task.x_next = (planes * g.h.in + rows) * g.w.in;
+    task.next = of.next;
+    task.x_next = of.x_next;
     micro::kernels<float>().pair_sums(task);
   };
   const auto add_band = [&](const Band& of, std::int64_t r, float* to) {
@@ -197,23 +197,27 @@ void depthwise_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, co
     }
     if (k < phase.taps.size()) add(of, r, first(phase.taps[k]), last(phase.taps[k]), &phase.taps[k], 1, to);
   };
-  parallel_for(
-      parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out), [&](std::int64_t begin, std::int64_t end) {
-        std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
-        for (std::int64_t i = begin; i < end; ++i) {
-          const std::int64_t part = i / g.ci, c = i % g.ci, first = g.n * part / parts,
-                             last = g.n * (part + 1) / parts;
-          for (std::int64_t n = first; n < last; ++n) {
-            const std::int64_t plane = n * g.ci + c,
-                               next_plane = n + 1 < last ? plane + g.ci : first * g.ci + c + 1;
-            for (std::int64_t row = 0; row < h.count; row += band) {
-              const bool is_last = row + band >= h.count;
-              const Band of{plane, row, row + band, is_last ? next_plane : plane, is_last ? 0 : row + band};
-              for (std::int64_t r = 0; r < g.h.stride; ++r) add_band(of, r, sums.data() + i * taps);
-            }
-          }
-        }
-      });
+  const auto add_plane = [&](std::int64_t plane, std::int64_t next_plane, float* to) {
+    for (std::int64_t row = 0; row < h.count; row += band) {
+      const bool is_last = row + band >= h.count;
+      const std::int64_t planes = is_last ? next_plane - plane : 0, rows = is_last ? -row : band;
+      const Band of{plane, row, row + band, (planes * g.h.out + rows * g.h.stride) * g.w.out,
+                    (planes * g.h.in + rows) * g.w.in};
+      for (std::int64_t r = 0; r < g.h.stride; ++r) add_band(of, r, to);
+    }
+  };
+  parallel_for(parts * g.ci, 1 + (1 << 14) / (1 + g.h.out * g.w.out),
+               [&](std::int64_t begin, std::int64_t end) {
+                 std::fill(sums.data() + begin * taps, sums.data() + end * taps, 0.0F);
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t part = i / g.ci, c = i % g.ci, first = g.n * part / parts,
+                                      last = g.n * (part + 1) / parts;
+                   for (std::int64_t n = first; n < last; ++n) {
+                     const std::int64_t next = n + 1 < last ? (n + 1) * g.ci + c : first * g.ci + c + 1;
+                     add_plane(n * g.ci + c, next, sums.data() + i * taps);
+                   }
+                 }
+               });
   parallel_for(w.count(), 1 << 12, [&](std::int64_t begin, std::int64_t end) {
     float* const to = w.data<float>();
     std::copy(sums.data() + begin, sums.data() + end, to + begin);
