@@ -9,11 +9,11 @@ namespace tapedeck::test {
 namespace {
 
 TEST(ReachedRows, AreThoseOfWhichATapHasThePhase) {
-  int partial = 0;
+  int partial = 0, none = 0;
   for (std::int64_t stride = 1; stride <= conv_gemm::kMaxPhases; ++stride)
     for (std::int64_t kernel = 1; kernel <= 5; ++kernel)
       for (std::int64_t dilation = 1; dilation <= 4; ++dilation)
-        for (std::int64_t padding = 0; padding <= dilation * (kernel - 1); ++padding)
+        for (std::int64_t padding = 0; padding <= dilation * (kernel - 1) + 2 * stride; ++padding)
           for (const std::int64_t in : {1, 2, 7}) {
             ConvAxis a;
             a.in = in, a.kernel = kernel, a.stride = stride, a.padding = padding, a.dilation = dilation;
@@ -38,6 +38,7 @@ TEST(ReachedRows, AreThoseOfWhichATapHasThePhase) {
               ASSERT_EQ(rows.has(h), has) << h;
               i += has ? 1 : 0;
             }
+            none += rows.count == 0 ? 1 : 0;
             if (rows.are_all()) {
               ASSERT_EQ(rows.count, a.out);
             } else {
@@ -45,6 +46,7 @@ TEST(ReachedRows, AreThoseOfWhichATapHasThePhase) {
             }
           }
   EXPECT_GT(partial, 100);
+  EXPECT_GT(none, 100);
 }
 
 TEST(ReachedRows, AreAllWithoutAnAxis) {

@@ -41,7 +41,8 @@ struct ChannelPadding {
   Divider of_group, of_pixel;  // vectors
 };
 
-/// The vectors of a tile, of `tile_vectors` and perhaps fewer at the end, after the first vector of a pixel.
+/// The vectors first to end - 1 of a tile, counted from the first one of a pixel: `tile_vectors`, of the last
+/// tile perhaps fewer.
 struct PaddedTile {
   TAPEDECK_HD PaddedTile(const ChannelPadding& p, int tile, int tile_vectors, std::int64_t pixels)
       : pixel(std::int64_t{tile} * tile_vectors / p.vectors()),
@@ -65,7 +66,7 @@ struct PaddedSource {
     loads = (from + z.source + z.elements + load - 1) / load;
   }
   std::int64_t begin;  // of the source's elements; below zero inside of the first load
-  int from;            // the tile's first pixel, after it; before it where that pixel is another tile's
+  int from;            // where t.pixel begins, from `begin` on; negative where the tile begins later in it
   int loads;
 };
 

@@ -35,6 +35,10 @@ constexpr int kRowWords = 32, kWarps = kThreads / 32;
 constexpr int kSplitAtOnce = 2;  // vectors
 /// That a thread loads of a tile whose groups are put apart; of few tiles, which are small, only some.
 constexpr int kPadAtOnce = 4;
+/// Of which so many vectors become.
+template <class Split>
+constexpr int kPadVectors = kPadAtOnce* kThreads* static_cast<int>(sizeof(typename Split::To)) /
+                            static_cast<int>(sizeof(typename Split::From));
 /// Of a tile; few where there would be too few blocks.
 constexpr int rows_of_tile(int parts, bool few) {
   return few ? 32 : 128 / parts;
@@ -55,12 +59,13 @@ struct Arguments {
   conv_gemm::Divider channel_tiles, plane, width, group;
   int group_channels, channels, padded;  // the last two of all groups, the source's and a part's
   int log_fold = 0;                      // of columns whose parts lie together
-  conv_gemm::ReachedRows rows;           // that are copied, if not all:
-  conv_gemm::Divider image_rows;         // in a transpose, `plane` is then a row, of so many of an image
-  int height = 0;
-  conv_gemm::ChannelPadding apart;  // of tiles of so many vectors
-  int tile_vectors = 0;
-  bool beside = false;  // preparations.cuh
+  conv_gemm::ReachedRows rows;           // that are copied
+  // Where these are not all, `plane` is a row in a transpose, by whose number in an image is divided.
+  conv_gemm::Divider image_rows;
+  int height = 0;  // of an image
+  conv_gemm::ChannelPadding apart;
+  int tile_vectors = 0;  // of `apart`
+  bool beside = false;   // preparations.cuh
 };
 
 // What an element becomes: kParts of type To.
@@ -264,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
   end_preparation(a.beside);
 }
 
-/// Where a word of a tile lies, so that threads with words 8 apart meet other banks.
+/// Where a word of a tile lies: of threads with words 8 apart four meet in a bank, not eight.
 __device__ __forceinline__ int staged(int word) {
   return word ^ ((word >> 5 & 7) << 2);
 }
@@ -306,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kPadAtOnce; ++i) loads[staged((threadIdx.x + i * kThreads) * 4) / 4] = values[i];
     if (static_cast<int>(threadIdx.x) <
-        in.loads - kPadAtOnce * kThreads)  // one more, where loads begin apart
+        in.loads - kPadAtOnce * kThreads)  // one more, where the source begins inside of one
       loads[staged((threadIdx.x + kPadAtOnce * kThreads) * 4) / 4] =
           load(threadIdx.x + kPadAtOnce * kThreads);
     __syncthreads();
@@ -433,7 +438,7 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
     a.from = images.read();
     a.pixels = static_cast<unsigned>(images.size(0) * plane);  // below 2^31: positions_fit()
     a.apart = conv_gemm::ChannelPadding(a.channels, a.channels / a.group_channels, kElements);
-    a.tile_vectors = kPadAtOnce * kThreads * kVectorBytes / static_cast<int>(kElements * sizeof(From));
+    a.tile_vectors = kPadVectors<Split>;
     const std::int64_t vectors = images.size(0) * plane * a.apart.vectors();
     while (a.tile_vectors > kThreads / 2 &&
            vectors < std::int64_t{a.tile_vectors} * 4 * multiprocessors(device))

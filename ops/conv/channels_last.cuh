@@ -16,7 +16,8 @@ namespace tapedeck::cu {
 /// make() fills. channels_last.cu.
 class ChannelsLast {
  public:
-  /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches.
+  /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches,
+  /// in nhwc what is whole tiles of them.
   /// nullptr: all are copied. `fold`: how many columns are one (fold.h), of one group of whole vectors.
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr, int fold = 1);
   /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`

@@ -72,7 +72,8 @@ inline double images_moved(const ConvCall& c, bool x) {
   return moved(part * static_cast<double>(shape.count()), c.operands.element_bytes);
 }
 /// What it takes to copy channels of x or y last (channels_last.cu), reading and writing, each as `parts`
-/// numbers of so many bytes: of y only rows that taps reach. Nothing where they lie as kernels read them.
+/// numbers of so many bytes: of y only rows that taps reach, though in nhwc more are copied where few rows
+/// are a tile. Nothing where they lie as kernels read them.
 inline double channels_copied(const ConvCall& c, bool x, int bytes, int parts = 1) {
   const std::int64_t of_group = x ? c.g.group_ci() : c.g.group_co(), vector = 16 / bytes,
                      padded = count(of_group, vector) * vector;
@@ -115,8 +116,8 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
           weight_moved(c)};
 }
 
-/// What it takes to make halves of float32 tensors of so many elements, where small ones are read twice
-/// (ops/largest.cuh), as a part of that.
+/// The part of two reads and a write of halves that it takes to make them of a float32 tensor of so many
+/// elements: large ones are read once (ops/largest.cuh).
 inline double halves_made(const conv_gemm::Factors& f, std::int64_t count) {
   const double made = 4 + 2 * f.halves();
   return count < kLeastSampled ? 1 : made / (4 + made);
@@ -132,23 +133,24 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   Terms t{1};
   t[1 + static_cast<int>(way.kind)] = way.clocks / 1700;
   const std::int64_t from = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
-  if (!way.gathers()) t[4] = images_moved(c, transposed);
-  if (way.gathers()) {
-    // Nothing is copied.
-  } else if (way.kind == conv_gemm::MapKind::halves) {
-    t[9] = channels_copied(c, transposed, 2, c.operands.halves()) * halves_made(c.operands, from);
-  } else {
-    t[11] = channels_copied(c, transposed, c.operands.element_bytes);
+  if (!way.gathers()) {
+    t[4] = images_moved(c, transposed);
+    if (way.kind == conv_gemm::MapKind::halves) {
+      t[9] = channels_copied(c, transposed, 2, c.operands.halves()) * halves_made(c.operands, from);
+    } else {
+      t[11] = channels_copied(c, transposed, c.operands.element_bytes);
+    }
   }
   t[5] = out;
-  // Neighbouring results of an nchw tensor may be written a stride apart.
+  // A phase's neighbouring results, which are a stride apart; in nchw they may be written so over boxes, too.
   const bool apart = transposed && c.g.w.stride > 1;
   t[6] = way.kind == conv_gemm::MapKind::windows && apart ? out : 0;
   t[7] = weight_moved(c);
   if (c.layout == Layout::nchw && way.kind != conv_gemm::MapKind::windows && apart &&
       way.boxes.plan.joined < c.g.w.stride && !way.boxes.fold.exists())
     t[8] = out;
-  // Channels last, of incomplete vectors results are written one or two elements at a time, in eights.
+  // Channels last, results of incomplete vectors are written one or two elements at a time; here counted as
+  // whole eights of channels.
   const bool last = c.layout == Layout::nhwc && way.kind != conv_gemm::MapKind::windows;
   if (last && p.to_channels % (16 / c.operands.element_bytes) != 0)
     t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) /
@@ -188,11 +190,13 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
           turns * channels};
 }
 
-/// Planes of y as thread blocks take them, each one, and all as if those that run at once were whole turns.
+/// Planes of y, in thousands, and their elements, in millions, of as many planes as fill whole turns of 264
+/// thread blocks, of which each has one.
 struct DepthwisePlanes {
   explicit DepthwisePlanes(const ConvTranspose2dGeometry& g)
       : planes(static_cast<double>(g.n * g.co) / 1e3),
-        elements(std::ceil(planes * 1e3 / 264) * 264 * static_cast<double>(g.h.out * g.w.out) / 1e6) {}
+        elements(static_cast<double>(count(g.n * g.co, 264) * 264) * static_cast<double>(g.h.out * g.w.out) /
+                 1e6) {}
   double planes, elements;
 };
 

@@ -1,5 +1,5 @@
 // What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
-// H200 (2026-11-27; Hopper's own algorithm with the copies of this commit, the others as at 42b35e4), of 300
+// H200 (2026-11-27; Hopper's own algorithm with the copies of d5e902f, the others as at 42b35e4), of 300
 // random layers, 60 small ones and those of bench/conv_shapes.h.
 #pragma once
 
