@@ -5,16 +5,15 @@
 
 Needs Matplotlib (python3-matplotlib).
 """
-import json, math, pathlib, sys
+import json, pathlib, sys
 
 import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import NullLocator
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODES = {"fp32": "float32", "tf32": "TF32", "bf16": "bfloat16", "tf32_cl": "TF32, channels last",
-         "bf16_cl": "bfloat16, channels last"}
+from readme_gpu import MODES, ROOT
+
 PASSES = {"fwd": ("forward", "o", "#1b6ca8"), "dx": ("input gradient", "s", "#e07b00"),
           "dw": ("weight gradient", "^", "#2e8540")}
 
@@ -27,13 +26,11 @@ def main():
     figure, panels = pyplot.subplots(1, len(MODES), figsize=(13, 5), sharex=True, sharey=True, layout="constrained")
     for panel, (mode, name) in zip(panels, MODES.items()):
         rows = {row["shape"]: row for row in results["times"] if row["mode"] == mode}
-        logs = []
         for op, (label, marker, colour) in PASSES.items():
             ratios = [rows[shape]["pytorch"][f"{op}_ms"] / rows[shape][f"{op}_ms"] for shape in shapes]
-            logs += map(math.log, ratios)
             panel.plot(ratios, range(len(shapes)), marker, color=colour, markersize=5, alpha=0.85, label=label)
         panel.axvline(1, color="black", linewidth=1)
-        panel.set_title(f"{name}\ngeometric mean {math.exp(sum(logs) / len(logs)):.2f}", fontsize=10)
+        panel.set_title(f"{name}\ngeometric mean {results['geometric_means'][mode]['all']:.2f}", fontsize=10)
         panel.set_xscale("log")
         panel.set_xticks([0.5, 1, 2, 5, 10, 50], ["0.5", "1", "2", "5", "10", "50"])
         panel.xaxis.set_minor_locator(NullLocator())

@@ -83,15 +83,20 @@ TEST_F(Parallel, WorkersBeginSharesWhileTheCallerIsBusy) {
   }
 }
 
-TEST_F(Parallel, CallersOfManyThreadsFinishWithoutThem) {  // of far more than there are cores
+TEST_F(Parallel, TheCallerRunsSharesThatNoWorkerHasBegun) {  // of 200, which cannot all be awake at once
   set_num_threads(200);
-  for (int round = 0; round < 20; ++round) {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> taken = 0;  // and in each round the caller's own
+  constexpr int kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
     std::vector<int> visits(1000);
     parallel_for(1000, 1, [&](std::int64_t begin, std::int64_t end) {
+      if (std::this_thread::get_id() == caller) ++taken;
       for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
     });
     ASSERT_THAT(visits, Each(1)) << "round " << round;
   }
+  EXPECT_GT(taken, kRounds);
 }
 
 TEST_F(Parallel, ResultsDoNotDependOnTheNumberOfThreads) {

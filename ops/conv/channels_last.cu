@@ -454,9 +454,9 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
   a.strides = ImageStrides(images.strides());
   std::int64_t copied = plane;  // of an image
   if (!a.rows.are_all()) {
-    a.plane = a.width, a.image_rows = conv_gemm::Divider(std::max(1, a.rows.count));
+    if (a.rows.count == 0) return;
+    a.plane = a.width, a.image_rows = conv_gemm::Divider(a.rows.count);
     a.height = static_cast<int>(images.size(2)), copied = a.rows.count * images.size(3);
-    if (copied == 0) return;
   }
   const int words = a.padded * kVectorBytes / kElements / 4;
   while (words <= kRowWords >> (a.log_split + 1)) ++a.log_split;

@@ -20,8 +20,8 @@ struct Shifted {
 constexpr std::int64_t kLineOfFloats = 16;
 
 /// Asks the second cache for V vectors that later calls read: processors foresee badly what is read in
-/// columns of some vectors, and nothing beyond a page. (Without
-/// asking for the lines that it writes, an input gradient in columns was slower than in rows.)
+/// columns of some vectors, and nothing beyond a page. (Without asking for the lines that it writes, an input
+/// gradient in columns was slower than in rows.)
 template <int V>
 inline void ask_for(const float* later) {
   TAPEDECK_UNROLL for (int i = 0; i < V * kLanes<float>; i += kLineOfFloats)
