@@ -222,11 +222,12 @@ Tensor knowing(const Tensor& x) {
 TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
   if (!is_known(normalised(kRows))) GTEST_SKIP() << "this GPU has no products of halves";
   const Shape shape{2, 32, 256, 304}, of_y{2, 32, 258, 306};  // more than 2^22 elements
-  const Tensor w = randn({32, 32, 3, 3}, {.device = kCuda});
-  const auto results = [&](const Tensor& x, const Tensor& gy) {
+  const auto results = [&](const Tensor& x, const Tensor& gy, std::int64_t groups) {
+    manual_seed(7);
+    const Tensor w = randn({32, 32 / groups, 3, 3}, {.device = kCuda});
     const Variable a = Variable::parameter(x), b = Variable::parameter(w);
     Tape tape;
-    const Variable y = conv_transpose2d(a, b, {}, {});
+    const Variable y = conv_transpose2d(a, b, {}, {.groups = groups});
     const Variables g = tape.gradient(y, {a, b}, {.gradient = gy});
     return std::array{y.tensor().to_vector<float>(), g[0].tensor().to_vector<float>(),
                       g[1].tensor().to_vector<float>()};
@@ -248,21 +249,29 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
                         {"missed", 1, 1, 1e5F, true},
                         {"missed, much larger", 1e-20F, 1, 1e10F, true},
                         {"a single one", 0, 0, -3, true}};
-  EXPECT_TRUE(conv_gemm::row_grad_plan(
-                  conv_transpose2d_geometry(Tensor::empty(shape), Tensor::empty(w.shape()), {}, {}), true)
-                  .exists());
+  EXPECT_TRUE(
+      conv_gemm::row_grad_plan(
+          conv_transpose2d_geometry(Tensor::empty(shape), Tensor::empty({32, 32, 3, 3}), {}, {}), true)
+          .exists());
+  struct Kind {
+    Layout layout;
+    ConvAlgorithm algorithm;
+    std::int64_t groups = 1;
+  };
   Share share(3);  // of eight cases in turn, those that are made again among them
   for (const Precision precision : {Precision::high, Precision::highest}) {
     set_float32_precision(precision);
-    for (const auto& [layout, algorithm] : {std::pair(Layout::nchw, ConvAlgorithm::halves),
-                                            {Layout::nhwc, ConvAlgorithm::halves},
-                                            {Layout::nchw, ConvAlgorithm::gathered},
-                                            {Layout::nchw, ConvAlgorithm::rows}}) {
+    // Groups of four channels are put apart when they are copied.
+    for (const auto& [layout, algorithm, groups] : {Kind{Layout::nchw, ConvAlgorithm::halves},
+                                                    {Layout::nhwc, ConvAlgorithm::halves},
+                                                    {Layout::nhwc, ConvAlgorithm::halves, 8},
+                                                    {Layout::nchw, ConvAlgorithm::gathered},
+                                                    {Layout::nchw, ConvAlgorithm::rows}}) {
       set_conv_algorithm(algorithm);
       for (const Case& c : cases) {
         if (!share.takes_next()) continue;
-        SCOPED_TRACE(
-            concat(precision == Precision::high ? "high " : "highest ", layout, " ", algorithm, " ", c.name));
+        SCOPED_TRACE(concat(precision == Precision::high ? "high " : "highest ", layout, " ", algorithm,
+                            " in ", groups, " ", c.name));
         const auto made = [&](const Shape& s) {
           const Tensor host = (randn(s) * c.factor).tensor().to(layout);
           host.data<float>()[kSeen] = c.seen;
@@ -270,7 +279,8 @@ TEST_F(CudaLargest, OfLargeTensorsIsGuessed) {
           return host.to(kCuda);
         };
         const Tensor x = made(shape), gy = made(of_y);
-        const auto guessed = results(x, gy), again = results(x, gy), known = results(knowing(x), knowing(gy));
+        const auto guessed = results(x, gy, groups), again = results(x, gy, groups),
+                   known = results(knowing(x), knowing(gy), groups);
         for (std::size_t i = 0; i < guessed.size(); ++i) {
           EXPECT_TRUE(same(guessed[i], again[i])) << i;
           if (c.is_made_again) {
