@@ -39,32 +39,30 @@ cublasLtHandle_t blas_of(Device device) {
   return handle;
 }
 
-struct Types {
-  cudaDataType_t data, scale;
-  cublasComputeType_t compute;
-};
-
-Types types_of(DType dtype) {
+cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
     case DType::float64:
-      return {CUDA_R_64F, CUDA_R_64F, CUBLAS_COMPUTE_64F};
+      return CUDA_R_64F;
     case DType::bfloat16:
-      return {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+      return CUDA_R_16BF;
     case DType::float16:
-      return {CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+      return CUDA_R_16F;
     default:
-      break;
+      return CUDA_R_32F;
   }
-  switch (float32_precision()) {
-    case Precision::high:
-      return {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
-    case Precision::medium:
-      return {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_16BF};
-    case Precision::highest:
-      break;
-  }
-  return {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
 }
+
+struct Types {
+  /// Of factors and their product.
+  Types(DType factors, DType product) : data(type_of(factors)), result(type_of(product)) {
+    if (data == CUDA_R_64F) scale = CUDA_R_64F, compute = CUBLAS_COMPUTE_64F;
+    if (data != CUDA_R_32F) return;
+    if (float32_precision() == Precision::high) compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (float32_precision() == Precision::medium) compute = CUBLAS_COMPUTE_32F_FAST_16BF;
+  }
+  cudaDataType_t data, result, scale = CUDA_R_32F;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+};
 
 /// A product of `batch` matrices; the steps are elements between them, 0 for one that all share.
 struct Product {
@@ -128,7 +126,7 @@ struct Plan {
        std::uint32_t align_b, std::uint32_t align_c)
       : a(matrix(types.data, p.ta ? p.m : p.k, p.ta ? p.k : p.m, p.batch, p.step_a)),
         b(matrix(types.data, p.tb ? p.k : p.n, p.tb ? p.n : p.k, p.batch, p.step_b)),
-        c(matrix(types.data, p.n, p.m, p.batch, p.step_c)) {
+        c(matrix(types.result, p.n, p.m, p.batch, p.step_c)) {
     cublasLtMatmulDesc_t made = nullptr;
     check_blas(cublasLtMatmulDescCreate(&made, types.compute, types.scale), "descriptor");
     desc.reset(made);
@@ -144,7 +142,7 @@ struct Plan {
     constexpr std::uint64_t kMostScratch = std::uint64_t{32} << 20;
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostScratch);
     // Sums are rounded to 16 bits once: not in parts, nor before a bias is added.
-    if (types.data != types.scale) {
+    if (types.result != types.scale) {
       set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
           static_cast<std::uint32_t>(p.bias ? CUBLASLT_REDUCTION_SCHEME_NONE
                                             : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -163,17 +161,16 @@ struct Plan {
   }
 };
 
-const Plan& plan_of(Device device, const Product& p, DType dtype, const void* a, const void* b,
+const Plan& plan_of(Device device, const Product& p, const Types& types, const void* a, const void* b,
                     const void* c) {
-  const Types types = types_of(dtype);
   const std::uint32_t align[] = {alignment_of(a), alignment_of(b), alignment_of(c)};
-  using Key =
-      std::tuple<int, Product, DType, cublasComputeType_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+  using Key = std::tuple<int, Product, cudaDataType_t, cudaDataType_t, cublasComputeType_t, std::uint32_t,
+                         std::uint32_t, std::uint32_t>;
   static std::mutex mutex;
   static auto* const plans = new std::map<Key, std::unique_ptr<Plan>>;
   const std::lock_guard lock(mutex);
   std::unique_ptr<Plan>& plan =
-      (*plans)[{device.index, p, dtype, types.compute, align[0], align[1], align[2]}];
+      (*plans)[{device.index, p, types.data, types.result, types.compute, align[0], align[1], align[2]}];
   if (!plan) {
     const DeviceScope scope(device);
     plan = std::make_unique<Plan>(blas_of(device), p, types, align[0], align[1], align[2]);
@@ -183,16 +180,16 @@ const Plan& plan_of(Device device, const Product& p, DType dtype, const void* a,
 
 /// c = a b, plus the bias, rectified, if the product says so; else plus what c holds, times `beta`. False,
 /// with nothing done, when cuBLASLt has no algorithm.
-bool multiply(Device device, const Product& p, DType dtype, const void* a, const void* b, const void* bias,
-              double beta, void* c) {
-  const Plan& plan = plan_of(device, p, dtype, a, b, c);
+bool multiply(Device device, const Product& p, const Types& types, const void* a, const void* b,
+              const void* bias, double beta, void* c) {
+  const Plan& plan = plan_of(device, p, types, a, b, c);
   if (!plan.found) return false;
   // The descriptor holds the bias's address: a copy of its own, as others may use the plan now.
   cublasLtMatmulDescOpaque_t desc = *static_cast<cublasLtMatmulDesc_t>(plan.desc.get());
   if (p.bias) set(&desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   const float one = 1, narrow_beta = static_cast<float>(beta);
   const double wide_one = 1;
-  const bool wide = dtype == DType::float64;
+  const bool wide = types.scale == CUDA_R_64F;
   const void* const alpha = wide ? static_cast<const void*>(&wide_one) : &one;
   const void* const scale = wide ? static_cast<const void*>(&beta) : &narrow_beta;
   const Workspace<std::uint8_t> scratch(device, static_cast<std::int64_t>(plan.scratch));
@@ -267,16 +264,16 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
     if (negative_slope != 1) rectify(out, negative_slope);
     return;
   }
-  const std::int64_t size = static_cast<std::int64_t>(size_of(out.dtype()));
+  const Types types(a.dtype(), out.dtype());
   // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
   // before.
   const auto run_all = [&](double beta) {
     for (std::int64_t i = 0; i < products.count(); ++i) {
       const auto at = products.begin(i);
       const auto place = [&](const Tensor& x, std::int64_t elements) {
-        return static_cast<std::byte*>(x.raw()) + elements * size;
+        return static_cast<std::byte*>(x.raw()) + elements * static_cast<std::int64_t>(size_of(x.dtype()));
       };
-      if (!multiply(out.device(), p, out.dtype(), place(a, at[1] * p.m * p.k), place(b, at[2] * p.k * p.n),
+      if (!multiply(out.device(), p, types, place(a, at[1] * p.m * p.k), place(b, at[2] * p.k * p.n),
                     p.bias ? bias.raw() : nullptr, beta, place(out, at[0] * p.m * p.n))) {
         return false;
       }
@@ -294,9 +291,10 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
 }
 
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
-                              Transpose tb, const Shape& out, bool has_bias) {
+                              Transpose tb, DType product, const Shape& out, bool has_bias) {
   const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
-  return static_cast<std::int64_t>(plan_of(device, products.each, dtype, nullptr, nullptr, nullptr).scratch);
+  return static_cast<std::int64_t>(
+      plan_of(device, products.each, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
 }
 
 }  // namespace tapedeck::cu

@@ -27,11 +27,12 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
             const Tensor& out, double negative_slope = 1);
 }  // namespace cpu
 namespace cu {
+/// The same; but of a and b of 16 bits, out may be float32.
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope = 1);
-/// The bytes that a product of tensors of these shapes takes beside them.
+/// The bytes that a product of tensors of these shapes and types takes beside them.
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
-                              Transpose tb, const Shape& out, bool has_bias);
+                              Transpose tb, DType product, const Shape& out, bool has_bias);
 }  // namespace cu
 
 }  // namespace tapedeck

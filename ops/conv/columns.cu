@@ -10,8 +10,12 @@
 // Other products of matrices have tiles of 32 channels of `to` and more; here taps fill them, too. That is
 // for few channels of `to` and large kernels, of which every product with a pixel is wanted: any stride of
 // conv_transpose2d, a small one of conv2d. z is made of some images at a time, which stay in the cache. With
-// channels last, of one group, it is [(m, tap), n, pixel]. Float32 and float64: z in 16 bits would round each
-// tap's part. conv2d has at most 16 channels of x.
+// channels last, of one group, it is [(m, tap), n, pixel]. Of 16 bits it is float32, so that results are
+// rounded once. conv2d has at most 16 channels of x.
+//
+// At float32's accuracy cuBLASLt has no tensor cores. Where it would take long, z is the result of a
+// convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
+// Hopper's (wgmma.cuh).
 //
 // On an H200, of random layers (bench/fit_conv_estimates.py) in float32 the fastest in every fifth forward
 // and every third input gradient that it can compute, by up to 8.5 times: x [16,96,128,128] to one channel by
@@ -21,80 +25,98 @@
 
 #include <algorithm>
 
+#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/matmul.h>
-#include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
+#include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu {
 
 namespace {
 
 using conv_columns::Products;
+using conv_columns::TapAxis;
 using conv_gemm::Divider;
 using conv_gemm::ImageStrides;
-using conv_gemm::PhaseAxes;
-using conv_gemm::PhaseAxis;
 using conv_gemm::Plan;
 
-constexpr int kBlock = 256;
+constexpr int kBlock = 256, kMostColumns = 4;
 
 struct SumArguments {
-  Plan plan;  // `to`: strides of the result
+  TapAxis h, w;
+  ImageStrides to;
   const void *z, *bias;
-  void* to;
-  std::int64_t z_image;  // elements of z between images
-  std::int64_t z_tap;    // and between taps
-  Divider by_height, by_channels;
-  int to_w, to_h;
-  std::int64_t count;  // of results
+  void* result;
+  int z_image;    // elements of z between images,
+  int z_channel;  // channels,
+  int z_row;      // taps of neighbouring rows of the kernel
+  int z_tap;      // and of neighbouring columns
+  int from_w, to_w;
+  Divider by_tiles, by_height, by_channels;
+  int lines;           // rows of all channels of all images
+  int lines_of_block;  // each thread has every blockDim.y-th
   double slope;
 };
 
-/// An axis of a result: the taps of its phase, and where the first one reads.
-struct Reads {
-  __device__ Reads(const PhaseAxes& axis, int at) {
-    const int step = axis.phase[0].to_step, index = at / step, residue = at - index * step;
-    for (int i = 0; i < axis.count; ++i) {
-      const PhaseAxis& p = axis.phase[i];
-      if (p.to != residue) continue;
-      taps = p.taps, tap = p.tap, from = p.from + index * p.from_step;
-    }
-    tap_step = axis.phase[0].tap_step, from_step = axis.phase[0].tap_from_step;
-  }
-  int taps = 0, tap = 0, from = 0, tap_step, from_step;
-};
-
-/// One result a thread.
-template <class T>
+/// A thread has kColumns columns of some lines: what it adds is found once for each column, and for each
+/// line.
+template <class Z, class T, int kColumns>
 __global__ void __launch_bounds__(kBlock) sum_taps_kernel(const __grid_constant__ SumArguments call) {
-  const std::int64_t thread = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (thread >= call.count) return;
-  const Plan& p = call.plan;
-  // Rows of all images are fewer than 2^31.
-  const int line = static_cast<int>(thread / call.to_w),
-            column = static_cast<int>(thread - std::int64_t{line} * call.to_w);
-  const int plane = call.by_height.divide(line), row = call.by_height.modulo(line, plane);
-  const int image = call.by_channels.divide(plane), channel = call.by_channels.modulo(plane, image);
-  const Reads h(p.h, row), w(p.w, column);
-  const T* const z = static_cast<const T*>(call.z) + image * call.z_image +
-                     static_cast<std::int64_t>(channel) * (p.kernel_h * p.kernel_w) * call.z_tap;
-  T sum = call.bias == nullptr ? T(0) : static_cast<const T*>(call.bias)[channel];
-  for (int jh = 0; jh < h.taps; ++jh) {
-    const int y = h.from + jh * h.from_step;
-    if (static_cast<unsigned>(y) >= static_cast<unsigned>(p.from_h)) continue;
-    const T* const of_row = z + (h.tap + jh * h.tap_step) * p.kernel_w * call.z_tap + y * p.from_w;
-    for (int jw = 0; jw < w.taps; ++jw) {
-      const int x = w.from + jw * w.from_step;
-      if (static_cast<unsigned>(x) < static_cast<unsigned>(p.from_w))
-        sum += of_row[(w.tap + jw * w.tap_step) * call.z_tap + x];
+  const int group = call.by_tiles.divide(blockIdx.x),
+            first = call.by_tiles.modulo(blockIdx.x, group) * (blockDim.x * kColumns) + threadIdx.x;
+  const int next_column = call.w.tap_step * call.z_tap + call.w.gap,
+            next_row = call.h.tap_step * call.z_row + call.h.gap * call.from_w;
+  int counts[kColumns], offsets[kColumns], places[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int column = first + c * static_cast<int>(blockDim.x);
+    const TapAxis::Reads w = call.w.at(min(column, call.to_w - 1));
+    counts[c] = w.count, offsets[c] = w.tap * call.z_tap + w.from;
+    places[c] = column < call.to_w ? column * call.to.w : -1;
+  }
+  int most = counts[0];
+#pragma unroll
+  for (int c = 1; c < kColumns; ++c) most = max(most, counts[c]);
+  const auto slope = static_cast<Z>(call.slope);
+  await_previous();
+  const int end = min((group + 1) * call.lines_of_block, call.lines);
+  for (int line = group * call.lines_of_block + threadIdx.y; line < end; line += blockDim.y) {
+    const int plane = call.by_height.divide(line), row = call.by_height.modulo(line, plane),
+              image = call.by_channels.divide(plane), channel = call.by_channels.modulo(plane, image);
+    const TapAxis::Reads h = call.h.at(row);
+    const Z bias = call.bias == nullptr ? Z(0) : convert<Z>(static_cast<const T*>(call.bias)[channel]);
+    const Z* const z = static_cast<const Z*>(call.z) + image * call.z_image + channel * call.z_channel +
+                       h.tap * call.z_row + h.from * call.from_w;
+    T* results = static_cast<T*>(call.result) + image * call.to.n + std::int64_t{channel} * call.to.c +
+                 std::int64_t{row} * call.to.h;
+    asm("" : "+l"(results));  // else it is found again for each column
+    Z sums[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sums[c] = bias;
+    const Z* of_row = z;
+    for (int i = 0; i < h.count; ++i, of_row += next_row) {
+      const Z* from = of_row;
+#pragma unroll(kColumns == 1 ? 4 : 1)
+      for (int j = 0; j < most; ++j, from += next_column) {
+        Z products[kColumns];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (kColumns == 1 || j < counts[c]) products[c] = from[offsets[c]];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (kColumns == 1 || j < counts[c]) sums[c] += products[c];
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (sums[c] < Z(0)) sums[c] *= slope;
+      if (places[c] >= 0) results[places[c]] = convert<T>(sums[c]);
     }
   }
-  if (sum < T(0)) sum *= static_cast<T>(call.slope);
-  static_cast<T*>(
-      call.to)[image * p.to.n + static_cast<std::int64_t>(channel) * p.to.c +
-               static_cast<std::int64_t>(row) * p.to.h + static_cast<std::int64_t>(column) * p.to.w] = sum;
 }
 
 /// Shapes of the product for so many images: weights of a group are [channels of `from`, (channel of `to`,
@@ -114,12 +136,42 @@ struct Shapes {
   Transpose order;  // of `from`
 };
 
+/// The type of z.
+DType type_of_products(DType dtype) {
+  return dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
+/// Whether z is made by a convolution.
+bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Device device) {
+  return from == Layout::nchw && dtype == DType::float32 && float32_precision() == Precision::highest &&
+         conv_gemm::has_wgmma(device) && conv_columns::is_convolution(g, transposed);
+}
+
+/// A thread block's columns, and how many each thread has.
+struct SumTiles {
+  /// For `lines` rows of results. `last`: channels, so that neighbouring columns are not neighbours in
+  /// memory.
+  SumTiles(std::int64_t width, std::int64_t lines, bool last) {
+    // Threads that keep all multiprocessors busy come before few instructions.
+    constexpr std::int64_t kBusy = 132 * 2048;
+    const bool many = width >= 8 * kMostColumns && width * lines >= kBusy * kMostColumns;
+    columns = many && !last ? kMostColumns : 1;
+    const std::int64_t threads = ceil_div(width, columns);
+    tiles = ceil_div(threads, kBlock);
+    block.x = static_cast<unsigned>(ceil_div(threads, tiles));
+    block.y = kBlock / block.x;
+    lines_of_thread = std::clamp<std::int64_t>(width * lines / (columns * 2 * kBusy), 1, 16);
+  }
+  std::int64_t columns, tiles, lines_of_thread;
+  dim3 block;
+};
+
 }  // namespace
 
 bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
-  if ((dtype != DType::float32 && dtype != DType::float64) || !conv_gemm::fits(g) || g.n == 0) return false;
+  if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
   if (from == Layout::nhwc && g.groups > 1) return false;
-  const int bytes = static_cast<int>(size_of(dtype));
+  const int bytes = static_cast<int>(size_of(type_of_products(dtype)));
   const Products z(g, transposed, bytes);
   const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
   // More channels of x fill tiles; and each call of matmul() has a launch.
@@ -130,50 +182,86 @@ bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
 void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
              const Tensor& bias, const Tensor& to, double negative_slope) {
   const DeviceScope scope(to.device());
-  const Products sizes(g, transposed, static_cast<int>(size_of(to.dtype())));
+  const DType of_products = type_of_products(to.dtype());
+  const Products sizes(g, transposed, static_cast<int>(size_of(of_products)));
   const bool last = from.layout() == Layout::nhwc;
+  const bool convolved = convolves(g, transposed, to.dtype(), from.layout(), to.device());
+  const Plan plan(g, transposed, static_cast<int>(size_of(to.dtype())));
   SumArguments call{};
-  call.plan = Plan(g, transposed, static_cast<int>(size_of(to.dtype())));
-  call.plan.to = ImageStrides(to.strides());
+  call.h = TapAxis(plan.h, plan.from_h), call.w = TapAxis(plan.w, plan.from_w);
+  call.to = ImageStrides(to.strides());
   call.bias = bias.defined() ? bias.raw() : nullptr;
-  call.to_h = static_cast<int>(to.size(2));
-  call.to_w = static_cast<int>(to.size(3));
-  call.by_height = Divider(call.to_h);
-  call.by_channels = Divider(to.size(1));
+  call.from_w = plan.from_w, call.to_w = static_cast<int>(to.size(3));
+  call.by_height = Divider(to.size(2)), call.by_channels = Divider(to.size(1));
   call.slope = negative_slope;
-  const Tensor all = Tensor::empty({sizes.images * sizes.of_image}, {to.dtype(), to.device()});
+  // Weights of sets, of which each has taps of all channels: for a convolution channels have taps of all
+  // sets.
+  const bool in_sets = convolved && sizes.sets > 1;
+  const Tensor weight = in_sets ? w.reshape({1, sizes.sets, g.co, sizes.taps}).to(Layout::nhwc) : w;
+  const Tensor all = Tensor::empty({sizes.images * sizes.of_image}, {of_products, to.device()});
   announce_bulk_writes(all);
   for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
     const std::int64_t end = std::min(g.n, begin + sizes.images), images = end - begin;
-    const Tensor z = all.slice(0, images * sizes.of_image), part = from.slice(begin, end).flat();
-    const Shapes shapes(g, transposed, last, sizes, images);
-    matmul(w.reshape(shapes.weight), Transpose::yes, part.reshape(shapes.from), shapes.order, {},
-           z.reshape(shapes.product));
+    const Tensor z = all.slice(0, images * sizes.of_image);
+    if (convolved) {
+      const ConvTranspose2dGeometry one = conv_columns::convolution(g, transposed, images);
+      conv_gemm::wgmma_map<conv_gemm::Tf32x3>(one, true, from.slice(begin, end),
+                                              weight.flat().reshape(one.weight_shape()), {},
+                                              z.reshape(one.y_shape()), 1);
+    } else {
+      const Shapes shapes(g, transposed, last, sizes, images);
+      matmul(w.reshape(shapes.weight), Transpose::yes, from.slice(begin, end).flat().reshape(shapes.from),
+             shapes.order, {}, z.reshape(shapes.product));
+    }
     call.z = z.raw();
-    call.z_image = last ? sizes.pixels : sizes.of_image;
-    call.z_tap = last ? images * sizes.pixels : sizes.pixels;
+    call.z_image = static_cast<int>(last ? sizes.pixels : sizes.of_image);
+    call.z_tap = static_cast<int>((last ? images : in_sets ? sizes.sets : 1) * sizes.pixels);
+    call.z_row = plan.kernel_w * call.z_tap;
+    call.z_channel = in_sets ? static_cast<int>(sizes.pixels) : plan.kernel_h * call.z_row;
     const Tensor result = to.slice(begin, end);
-    call.to = result.raw();
-    call.count = result.count();
-    const auto launch = [&]<class T>() {
-      sum_taps_kernel<T>
-          <<<grid_size("conv", ceil_div(call.count, kBlock)), kBlock, 0, stream_of(to.device())>>>(call);
+    call.result = result.raw();
+    call.lines = static_cast<int>(images * to.size(1) * to.size(2));
+    const SumTiles tiles(call.to_w, call.lines, last);
+    call.by_tiles = Divider(tiles.tiles);
+    call.lines_of_block = static_cast<int>(tiles.block.y * tiles.lines_of_thread);
+    const std::int64_t blocks = ceil_div(call.lines, call.lines_of_block) * tiles.tiles;
+    const auto launch = [&]<class Z, class T>() {
+      launch_kernel("conv: sums of taps", to.device(),
+                    tiles.columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
+                    grid_size("conv", blocks), tiles.block, call);
     };
-    to.dtype() == DType::float64 ? launch.template operator()<double>() : launch.template operator()<float>();
-    check_launch("conv: sums of taps");
+    if (to.dtype() == DType::float64) {
+      launch.template operator()<double, double>();
+    } else if (to.dtype() == DType::float32) {
+      launch.template operator()<float, float>();
+    } else if (to.dtype() == DType::bfloat16) {
+      launch.template operator()<float, bfloat16>();
+    } else {
+      launch.template operator()<float, float16>();
+    }
   }
 }
 
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device) {
-  const Products z(g, transposed, static_cast<int>(size_of(dtype)));
+  const DType of_products = type_of_products(dtype);
+  const Products z(g, transposed, static_cast<int>(size_of(of_products)));
+  const bool convolved = convolves(g, transposed, dtype, from, device);
   const auto of_product = [&](std::int64_t images) {
+    if (convolved) {
+      const ConvTranspose2dGeometry one = conv_columns::convolution(g, transposed, images);
+      const conv_gemm::Factors factors{sizeof(float), 3};
+      const conv_gemm::BoxResults results = conv_gemm::box_results(from, one.w.out, factors.element_bytes, 0);
+      return conv_gemm::wgmma_map_workspace(one, true, conv_gemm::map_way(one, true, from, results, factors),
+                                            from, factors) +
+             (z.sets > 1 ? one.weight_shape().count() * factors.element_bytes : 0);
+    }
     const Shapes shapes(g, transposed, from == Layout::nhwc, z, images);
     return matmul_workspace(device, dtype, shapes.weight, Transpose::yes, shapes.from, shapes.order,
-                            shapes.product, false);
+                            of_products, shapes.product, false);
   };
   const std::int64_t rest = g.n % z.images;
-  return z.images * z.of_image * static_cast<std::int64_t>(size_of(dtype)) +
+  return z.images * z.of_image * static_cast<std::int64_t>(size_of(of_products)) +
          std::max(of_product(z.images), rest > 0 ? of_product(rest) : 0);
 }
 

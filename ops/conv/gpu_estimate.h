@@ -216,24 +216,30 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
           planes.planes};
 }
 
-/// Products with all taps, in tiles of 64, their sums, and calls.
+/// Products with all taps, in tiles of 64, their sums, and calls of cuBLASLt; or of convolutions, which copy
+/// what they read.
 inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
-  const int bytes = c.operands.element_bytes;
+  const int bytes = std::max(4, c.operands.element_bytes);
   const conv_columns::Products z(c.g, transposed, bytes);
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
+  const bool convolved = !last && c.operands.parts == 3 && conv_columns::is_convolution(c.g, transposed);
   const double pixels = last ? whole(c.g.n * z.pixels) : whole(z.pixels) * images;
   const double products = whole(z.rows()) * pixels * static_cast<double>(z.sets * c.g.groups) *
-                          static_cast<double>(p.from_channels + 15);
-  const double results = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count());
+                          static_cast<double>(p.from_channels + 15) / 2.5e7;
+  const auto parts = static_cast<double>(count(c.g.n, z.images));
+  const double in = images_moved(c, transposed);
   return {1,
-          products / 2.5e7,
+          convolved ? 0 : products,
           moved(static_cast<double>(z.of_image) * images, bytes),
-          results * p.kernel_h * p.kernel_w / 1e6,
-          images_moved(c, transposed),
+          c.g.flops() / p.from_channels / 2e6,
+          in,
           images_moved(c, !transposed),
-          static_cast<double>(count(c.g.n, z.images) * z.calls(last))};
+          convolved ? 0 : parts * static_cast<double>(z.calls(last)),
+          convolved ? products : 0,
+          convolved ? parts : 0,
+          convolved ? in : 0};
 }
 
 /// The weight's gradient in gathered tiles; parts of sums are written and added.

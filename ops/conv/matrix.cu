@@ -83,18 +83,18 @@ std::int64_t matrix_workspace(const ConvTranspose2dGeometry& g, bool transposed,
                               Device device) {
   const std::int64_t m = columns_of(g), weight = weight_bytes(g, dtype, layout);
   if (!transposed)
-    return weight + matmul_workspace(device, dtype, {g.n, m}, Transpose::no, {g.ci, m}, Transpose::yes,
+    return weight + matmul_workspace(device, dtype, {g.n, m}, Transpose::no, {g.ci, m}, Transpose::yes, dtype,
                                      {g.n, g.ci}, false);
   return weight +
-         matmul_workspace(device, dtype, {g.n, g.ci}, Transpose::no, {g.ci, m}, Transpose::no, {g.n, m},
-                          true) +
+         matmul_workspace(device, dtype, {g.n, g.ci}, Transpose::no, {g.ci, m}, Transpose::no, dtype,
+                          {g.n, m}, true) +
          m * static_cast<std::int64_t>(size_of(dtype));
 }
 
 std::int64_t matrix_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Layout layout,
                                           Device device) {
   return weight_bytes(g, dtype, layout) + matmul_workspace(device, dtype, {g.n, g.ci}, Transpose::yes,
-                                                           {g.n, columns_of(g)}, Transpose::no,
+                                                           {g.n, columns_of(g)}, Transpose::no, dtype,
                                                            {g.ci, columns_of(g)}, false);
 }
 
