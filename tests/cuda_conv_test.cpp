@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <tuple>
 
 #include <tapedeck/core/memory.h>
 #include <tapedeck/ops/arithmetic.h>
@@ -262,15 +263,18 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
           const bool computes = g.groups == 1 || layout == Layout::nchw;
           EXPECT_EQ(e.forward.kernel == "columns", computes) << e.forward.kernel;
           EXPECT_EQ(e.input_gradient.kernel == "columns", computes && g.ci <= 16) << e.input_gradient.kernel;
+          EXPECT_EQ(e.weight_gradient.kernel == "columns", layout == Layout::nchw)
+              << e.weight_gradient.kernel;
           if (!computes) continue;
         }
         const Tensor gy = integers(g.y_shape(), layout);
         const auto both = [&](ConvAlgorithm algorithm) {
           set_conv_algorithm(algorithm);
-          const Tensor y = Tensor::empty_like(gy), gx = Tensor::empty_like(x);
+          const Tensor y = Tensor::empty_like(gy), gx = Tensor::empty_like(x), gw = Tensor::empty_like(w);
           cu::conv_transpose2d(g, x, w, b, y, slope);
           cu::conv2d(g, gy, w, to_x, gx, slope);
-          return std::pair(y.to_vector<float>(), gx.to_vector<float>());
+          cu::conv_transpose2d_weight_grad(g, x, gy, gw);
+          return std::tuple(y.to_vector<float>(), gx.to_vector<float>(), gw.to_vector<float>());
         };
         EXPECT_EQ(both(ConvAlgorithm::columns), both(ConvAlgorithm::reference));
       }

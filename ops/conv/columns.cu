@@ -17,10 +17,15 @@
 // convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
 // Hopper's (wgmma.cuh).
 //
-// On an H200, of random layers (bench/fit_conv_estimates.py) in float32 the fastest in every fifth forward
-// and every third input gradient that it can compute, by up to 8.5 times: x [16,96,128,128] to one channel by
-// kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08, wgmma 1.05); [64,384,31,32] to 4 by 9x8, stride (1,5),
-// 4 groups: 0.28 (1.40); dcgan5 with channels last in TF32: 0.049 (0.107).
+// On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest in every third forward in
+// float32 and every fourth in bfloat16, and in two of five and in every fourth input gradient that it can
+// compute: x [16,96,128,128] to one channel by kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08,
+// wgmma 1.05); [64,256,64,1] to 68 by 9x8, 4 groups: 0.17 (0.44). A convolution in place of cuBLASLt's
+// products, where it is taken: 0.27 to 1.1 of the time.
+//
+// What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
+// read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as
+// long for all, up to 5 for inputs one column wide.
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <algorithm>
@@ -44,7 +49,7 @@ using conv_gemm::Divider;
 using conv_gemm::ImageStrides;
 using conv_gemm::Plan;
 
-constexpr int kBlock = 256, kMostColumns = 4;
+constexpr int kMostColumns = 4;
 
 struct SumArguments {
   TapAxis h, w;
@@ -65,7 +70,7 @@ struct SumArguments {
 /// A thread has kColumns columns of some lines: what it adds is found once for each column, and for each
 /// line.
 template <class Z, class T, int kColumns>
-__global__ void __launch_bounds__(kBlock) sum_taps_kernel(const __grid_constant__ SumArguments call) {
+__global__ void __launch_bounds__(kLineThreads) sum_taps_kernel(const __grid_constant__ SumArguments call) {
   const int group = call.by_tiles.divide(blockIdx.x),
             first = call.by_tiles.modulo(blockIdx.x, group) * (blockDim.x * kColumns) + threadIdx.x;
   const int next_column = call.w.tap_step * call.z_tap + call.w.gap,
@@ -136,35 +141,18 @@ struct Shapes {
   Transpose order;  // of `from`
 };
 
-/// The type of z.
-DType type_of_products(DType dtype) {
-  return dtype == DType::float64 ? DType::float64 : DType::float32;
-}
-
 /// Whether z is made by a convolution.
 bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Device device) {
   return from == Layout::nchw && dtype == DType::float32 && float32_precision() == Precision::highest &&
          conv_gemm::has_wgmma(device) && conv_columns::is_convolution(g, transposed);
 }
 
-/// A thread block's columns, and how many each thread has.
-struct SumTiles {
-  /// For `lines` rows of results. `last`: channels, so that neighbouring columns are not neighbours in
-  /// memory.
-  SumTiles(std::int64_t width, std::int64_t lines, bool last) {
-    // Threads that keep all multiprocessors busy come before few instructions.
-    constexpr std::int64_t kBusy = 132 * 2048;
-    const bool many = width >= 8 * kMostColumns && width * lines >= kBusy * kMostColumns;
-    columns = many && !last ? kMostColumns : 1;
-    const std::int64_t threads = ceil_div(width, columns);
-    tiles = ceil_div(threads, kBlock);
-    block.x = static_cast<unsigned>(ceil_div(threads, tiles));
-    block.y = kBlock / block.x;
-    lines_of_thread = std::clamp<std::int64_t>(width * lines / (columns * 2 * kBusy), 1, 16);
-  }
-  std::int64_t columns, tiles, lines_of_thread;
-  dim3 block;
-};
+/// How many columns of such results a thread has. `last`: channels, so that neighbouring columns are not
+/// neighbours in memory.
+int columns_of_thread(std::int64_t width, std::int64_t lines, bool last) {
+  const bool are_many = width >= 8 * kMostColumns && width * lines >= LineTiles::kBusy * kMostColumns;
+  return are_many && !last ? kMostColumns : 1;
+}
 
 }  // namespace
 
@@ -221,14 +209,14 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     const Tensor result = to.slice(begin, end);
     call.result = result.raw();
     call.lines = static_cast<int>(images * to.size(1) * to.size(2));
-    const SumTiles tiles(call.to_w, call.lines, last);
+    const int columns = columns_of_thread(call.to_w, call.lines, last);
+    const LineTiles tiles(call.to_w, call.lines, columns);
     call.by_tiles = Divider(tiles.tiles);
-    call.lines_of_block = static_cast<int>(tiles.block.y * tiles.lines_of_thread);
-    const std::int64_t blocks = ceil_div(call.lines, call.lines_of_block) * tiles.tiles;
+    call.lines_of_block = tiles.lines_of_block;
     const auto launch = [&]<class Z, class T>() {
       launch_kernel("conv: sums of taps", to.device(),
-                    tiles.columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
-                    grid_size("conv", blocks), tiles.block, call);
+                    columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
+                    grid_size("conv", tiles.blocks), tiles.block, call);
     };
     if (to.dtype() == DType::float64) {
       launch.template operator()<double, double>();

@@ -1,8 +1,12 @@
-// Products of all pixels with all taps, which are added up behind: columns.cu.
+// Products of all pixels with all taps, which are added up behind (columns.cu), or of pixels that are
+// gathered for all taps before (columns_weight_grad.cu).
 #pragma once
+
+#include <algorithm>
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
+#include <tapedeck/core/launch.cuh>
 
 namespace tapedeck::cu {
 
@@ -14,5 +18,50 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
 /// The bytes that it takes beside its tensors.
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device);
+
+/// Contract as in ops/conv_transpose2d.h; whether it can compute a call, and what it takes, as above.
+bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y);
+void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);
+
+/// Of products of tensors of this type: those of 16 bits are rounded when they are added.
+inline DType type_of_products(DType dtype) {
+  return dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
+inline constexpr int kLineThreads = 256;
+
+/// Thread blocks for `lines` of `width` columns, of which each thread has `columns`: a block has whole
+/// columns of a tile.
+struct LineTiles {
+  /// Threads that keep all multiprocessors busy come before few instructions.
+  static constexpr std::int64_t kBusy = 132 * 2048;
+
+  LineTiles(std::int64_t width, std::int64_t lines, std::int64_t columns) {
+    const std::int64_t threads = ceil_div(width, columns);
+    tiles = ceil_div(threads, kLineThreads);
+    block.x = static_cast<unsigned>(ceil_div(threads, tiles));
+    block.y = kLineThreads / block.x;
+    const std::int64_t of_thread = std::clamp<std::int64_t>(width * lines / (columns * 2 * kBusy), 1, 16);
+    lines_of_block = static_cast<int>(block.y * of_thread);
+    blocks = ceil_div(lines, lines_of_block) * tiles;
+  }
+  std::int64_t tiles, blocks;
+  int lines_of_block;
+  dim3 block;
+};
+
+/// An axis in 32 bits (conv_gemm::positions_fit()).
+struct ConvAxis32 {
+  ConvAxis32() = default;
+  explicit ConvAxis32(const ConvAxis& a)
+      : in(static_cast<int>(a.in)),
+        out(static_cast<int>(a.out)),
+        kernel(static_cast<int>(a.kernel)),
+        stride(static_cast<int>(a.stride)),
+        padding(static_cast<int>(a.padding)),
+        dilation(static_cast<int>(a.dilation)) {}
+  int in = 1, out = 1, kernel = 1, stride = 1, padding = 0, dilation = 1;
+};
 
 }  // namespace tapedeck::cu

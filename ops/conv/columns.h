@@ -36,6 +36,22 @@ struct Products {
   std::int64_t images;  // at once
 };
 
+/// What is gathered for the weight's gradient: pixels of y for each pixel of x and each tap.
+struct Gathered {
+  Gathered(const ConvTranspose2dGeometry& g, int element_bytes)
+      : taps(g.h.kernel * g.w.kernel),
+        pixels(g.h.in * g.w.in),
+        of_image(g.co * taps * pixels),
+        images(std::clamp<std::int64_t>(kBytes / element_bytes / std::max<std::int64_t>(of_image, 1), 1,
+                                        std::clamp<std::int64_t>(g.n, 1, kMostImages))),
+        lies(taps == 1 && g.h.stride * g.w.stride == 1 && g.h.in == g.h.out && g.w.in == g.w.out) {
+    if (lies) images = std::clamp<std::int64_t>(g.n, 1, kMostImages);
+  }
+  std::int64_t taps, pixels, of_image;
+  std::int64_t images;  // at once
+  bool lies;            // in y itself
+};
+
 /// Whether products at float32's accuracy are made by a convolution of kernels of 1x1, whose result they are:
 /// where they would take long by other matrix products, without tensor cores, of which each call adds to
 /// that. Not for few channels or pixels, for which its tiles are too large; nor for groups in sets, of which

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -60,6 +61,7 @@ struct Offer {
       thin_direct = direct && thin_weight_grad_fits(g, dtype, x, y);
       depthwise = depthwise_weight_grad_fits(g, x, y, dtype) ||
                   depthwise_channels_last_weight_grad_fits(g, dtype, x, y);
+      columns = columns_weight_grad_fits(g, dtype, x, y);
       if (strips) strip = strip_weight_grad_effort(g, dtype, x);
       thin = strips && thin_products_weight_grad_fit(g, dtype, x);
     } else {
@@ -159,6 +161,14 @@ bool may_take_depthwise(const ConvCall& c, const Offer& offer) {
          (c.layout == Layout::nchw || (g.groups >= 16 && std::max(g.group_ci(), g.group_co()) <= 16));
 }
 
+/// Whether products with all taps may be taken: what was timed of 16 bits, of weights' gradients and where
+/// they are a convolution are Hopper's products.
+bool may_take_columns(const ConvCall& c, DType dtype, const Offer& offer) {
+  if (!offer.columns || offer.wgmma) return offer.columns;
+  return dtype == DType::float32 && c.pass != ConvPass::weight_gradient &&
+         !conv_columns::is_convolution(c.g, c.pass == ConvPass::forward);
+}
+
 /// What is taken unless an algorithm is forced.
 Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
@@ -174,6 +184,7 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offe
   double least = std::numeric_limits<double>::infinity();
   for (const ConvAlgorithm a : conv_estimate::kEstimated) {
     if (!offer.has(a) || (a == ConvAlgorithm::depthwise && !may_take)) continue;
+    if (a == ConvAlgorithm::columns && !may_take_columns(c, dtype, offer)) continue;
     const double time = conv_estimate::estimate(a, c, offer.strip.value_or(StripEffort{}));
     // The few layers that depthwise kernels are for, unless they were measured.
     if (a == ConvAlgorithm::depthwise && std::isinf(time)) return kGroupsOfOne;
@@ -244,8 +255,8 @@ Tensor weight_for(ConvAlgorithm a, const Tensor& w) {
 }
 /// Where an algorithm writes the weight's gradient: some want it row-major.
 Tensor result_for(ConvAlgorithm a, const Tensor& w) {
-  const bool either = a == ConvAlgorithm::matrix || a == ConvAlgorithm::strip || a == ConvAlgorithm::thin ||
-                      a == ConvAlgorithm::wgmma;
+  const bool either = a == ConvAlgorithm::matrix || a == ConvAlgorithm::columns ||
+                      a == ConvAlgorithm::strip || a == ConvAlgorithm::thin || a == ConvAlgorithm::wgmma;
   if (either || w.layout() == Layout::nchw) return w;
   const bool same_order = w.size(1) == 1 || w.size(2) * w.size(3) == 1;
   return same_order ? w.to(Layout::nchw) : Tensor::empty(w.shape(), {w.dtype(), w.device()});
@@ -296,6 +307,8 @@ struct Variants {
     std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size
     if (c.algorithm == ConvAlgorithm::matrix && device)
       bytes = matrix_weight_grad_workspace(g, dtype, layout, *device);
+    if (c.algorithm == ConvAlgorithm::columns && device)
+      bytes = columns_weight_grad_workspace(g, dtype, *device);
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = weight_grad_workspace(g, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) {
@@ -439,6 +452,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::columns) return columns_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::thin) return thin_products_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last_weight_grad(g, x, y, w)

@@ -296,6 +296,35 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   return t;
 }
 
+/// Products with pixels that are gathered for all taps, in small tiles whose rows begin anywhere or at whole
+/// vectors, and their turns, of which long ones are split if they begin there; parts of sums are written and
+/// added.
+inline Terms of_columns_weight_grad(const ConvCall& c) {
+  const int bytes = c.operands.element_bytes;
+  const conv_columns::Gathered z(c.g, bytes);
+  const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n);
+  const auto tiles = [&](std::int64_t size) {
+    return static_cast<double>(count(c.g.group_ci(), size) * count(c.g.group_co() * z.taps, size) *
+                               c.g.groups);
+  };
+  const auto depth = static_cast<double>(z.pixels + 15);
+  const double products = tiles(32) * images * depth * (32 * 32 / 2.5e7),
+               turns = parts * std::ceil(tiles(64) * images / parts / 132) / 1e3;
+  const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
+  const bool are_whole = z.pixels * bytes % 16 == 0 && c.g.group_co() * z.taps % 4 == 0;
+  return {1,
+          products,
+          moved(gathered, bytes),
+          gathered / 1e6,
+          images_moved(c, true),
+          images_moved(c, false),
+          parts,
+          moved(static_cast<double>(c.g.weight_shape().count()) * images, 4),
+          turns * std::min(depth, 1500.0),
+          are_whole ? 0 : products,
+          are_whole ? 0 : turns * depth};
+}
+
 inline Terms of_direct_weight_grad(const ConvCall& c) {
   const double pixels = static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups),
                taps = static_cast<double>(c.g.h.kernel * c.g.w.kernel);
@@ -343,6 +372,7 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
     if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_weight_grad(c);
     if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
     if (algorithm == ConvAlgorithm::direct) return of_direct_weight_grad(c);
+    if (algorithm == ConvAlgorithm::columns) return of_columns_weight_grad(c);
     return algorithm == ConvAlgorithm::depthwise ? of_depthwise_weight_grad(c) : Terms{};
   }
   const Plan p(c.g, c.pass == ConvPass::forward, c.operands.element_bytes);
