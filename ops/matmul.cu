@@ -253,14 +253,13 @@ struct Products {
   }
 };
 
-}  // namespace
-
-void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-            const Tensor& out, double negative_slope) {
+/// matmul(), or with `adds` and without a bias, add_matmul().
+void multiply_all(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
+                  const Tensor& out, double negative_slope, bool adds) {
   Products products(a.shape(), ta, b.shape(), tb, out.shape(), bias.defined(), negative_slope == 0);
   Product& p = products.each;
   if (p.k == 0) {
-    bias.defined() ? expand(bias, 1, out) : fill(out, 0);
+    if (!adds) bias.defined() ? expand(bias, 1, out) : fill(out, 0);
     if (negative_slope != 1) rectify(out, negative_slope);
     return;
   }
@@ -286,8 +285,19 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
   }
   if (p.bias) expand(bias, 1, out);
   p.bias = p.relu = false;
-  check(run_all(bias.defined() ? 1 : 0), "matmul: cuBLASLt has no algorithm for a ", a, " and b ", b);
+  check(run_all(bias.defined() || adds ? 1 : 0), "matmul: cuBLASLt has no algorithm for a ", a, " and b ", b);
   if (negative_slope != 1) rectify(out, negative_slope);
+}
+
+}  // namespace
+
+void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
+            const Tensor& out, double negative_slope) {
+  multiply_all(a, ta, b, tb, bias, out, negative_slope, false);
+}
+
+void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& out) {
+  multiply_all(a, ta, b, tb, {}, out, 1, true);
 }
 
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,

@@ -30,6 +30,8 @@ namespace cu {
 /// The same; but of a and b of 16 bits, out may be float32.
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope = 1);
+/// out += a times b, rounded once.
+void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& out);
 /// The bytes that a product of tensors of these shapes and types takes beside them.
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
                               Transpose tb, DType product, const Shape& out, bool has_bias);

@@ -240,7 +240,7 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
                             {{few ? 12 : 20, 96, 40, 48}, {96, 10, 5, 4}, {{1, 3}, {1, 2}, 0, {2, 1}, 2}},
                             {{few ? 22 : 33, 4, 39, 45}, {4, 64, 6, 5}, {2, {3, 1}, 1, 1}},
                             {{7, 2, 41, 45}, {2, 64, 9, 8}, {{1, 5}, 0, 0, 1, 2}}};
-  int convolved[2] = {};
+  int convolved[2] = {}, gathered = 0;
   for (const Columns& layer : layers) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
       for (double slope : {1.0, 0.25}) {
@@ -257,12 +257,14 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
         const auto g = conv_transpose2d_geometry(x, w, b, layer.options);
         for (const bool transposed : {false, true})
           convolved[transposed] += conv_columns::is_convolution(g, transposed);
+        gathered += conv_columns::gathers(g, layout, sizeof(float), 3);
         {
           const ConvAlgorithmScope scope(ConvAlgorithm::columns);
           const ConvExplanation e = cu::explain_on(g, DType::float32, layout, true);
           const bool computes = g.groups == 1 || layout == Layout::nchw;
           EXPECT_EQ(e.forward.kernel == "columns", computes) << e.forward.kernel;
-          EXPECT_EQ(e.input_gradient.kernel == "columns", computes && g.ci <= 16) << e.input_gradient.kernel;
+          const bool computes_input = layout == Layout::nchw || (computes && g.ci <= 16);
+          EXPECT_EQ(e.input_gradient.kernel == "columns", computes_input) << e.input_gradient.kernel;
           EXPECT_EQ(e.weight_gradient.kernel == "columns", layout == Layout::nchw)
               << e.weight_gradient.kernel;
           if (!computes) continue;
@@ -282,6 +284,7 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   }
   EXPECT_EQ(convolved[true], 4);
   EXPECT_EQ(convolved[false], 8);
+  EXPECT_EQ(gathered, 6);
 }
 
 // More groups than a grid has along most of its axes.

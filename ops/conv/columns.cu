@@ -11,7 +11,8 @@
 // for few channels of `to` and large kernels, of which every product with a pixel is wanted: any stride of
 // conv_transpose2d, a small one of conv2d. z is made of some images at a time, which stay in the cache. With
 // channels last, of one group, it is [(m, tap), n, pixel]. Of 16 bits it is float32, so that results are
-// rounded once. conv2d has at most 16 channels of x.
+// rounded once. conv2d has at most 16 channels of x, and strides that leave less to add than to gather
+// (columns_gathered.cu).
 //
 // At float32's accuracy cuBLASLt has no tensor cores. Where it would take long, z is the result of a
 // convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
@@ -141,6 +142,12 @@ struct Shapes {
   Transpose order;  // of `from`
 };
 
+/// Whether x's gradient is of gathered pixels, at the precision that is set now.
+bool gathers(const ConvTranspose2dGeometry& g, Layout y, DType dtype) {
+  const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
+  return conv_columns::gathers(g, y, static_cast<int>(size_of(dtype)), accurate ? 3 : 1);
+}
+
 /// Whether z is made by a convolution.
 bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Device device) {
   return from == Layout::nchw && dtype == DType::float32 && float32_precision() == Precision::highest &&
@@ -158,17 +165,20 @@ int columns_of_thread(std::int64_t width, std::int64_t lines, bool last) {
 
 bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
   if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
+  if (!transposed && gathers(g, from, dtype)) return gathered_columns_fit(g, dtype);
   if (from == Layout::nhwc && g.groups > 1) return false;
   const int bytes = static_cast<int>(size_of(type_of_products(dtype)));
   const Products z(g, transposed, bytes);
   const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
-  // More channels of x fill tiles; and each call of matmul() has a launch.
   return z.of_image <= conv_columns::kMostBytes / bytes && lines < std::int64_t{1} << 31 &&
-         (transposed || g.ci <= 16) && z.calls(from == Layout::nhwc) <= 16;
+         (transposed || g.ci <= conv_columns::kMostChannels) &&
+         z.calls(from == Layout::nhwc) <= conv_columns::kMostCalls;
 }
 
 void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
              const Tensor& bias, const Tensor& to, double negative_slope) {
+  if (!transposed && gathers(g, from.layout(), to.dtype()))
+    return gathered_columns(g, from, w, bias, to, negative_slope);
   const DeviceScope scope(to.device());
   const DType of_products = type_of_products(to.dtype());
   const Products sizes(g, transposed, static_cast<int>(size_of(of_products)));
@@ -232,6 +242,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
 
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device) {
+  if (!transposed && gathers(g, from, dtype)) return gathered_columns_workspace(g, dtype, device);
   const DType of_products = type_of_products(dtype);
   const Products z(g, transposed, static_cast<int>(size_of(of_products)));
   const bool convolved = convolves(g, transposed, dtype, from, device);

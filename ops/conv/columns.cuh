@@ -1,5 +1,5 @@
 // Products of all pixels with all taps, which are added up behind (columns.cu), or of pixels that are
-// gathered for all taps before (columns_weight_grad.cu).
+// gathered for all taps before (columns_gathered.cu).
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,12 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device);
 
-/// Contract as in ops/conv_transpose2d.h; whether it can compute a call, and what it takes, as above.
+/// The same of conv2d where conv_columns::gathers().
+bool gathered_columns_fit(const ConvTranspose2dGeometry& g, DType dtype);
+void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                      const Tensor& x, double negative_slope);
+std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);
+/// And of conv_transpose2d_weight_grad.
 bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y);
 void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
 
 namespace tapedeck::conv_columns {
@@ -11,6 +12,8 @@ namespace tapedeck::conv_columns {
 /// at most kMostBytes of them.
 inline constexpr std::int64_t kBytes = std::int64_t{24} << 20, kMostBytes = std::int64_t{256} << 20;
 inline constexpr std::int64_t kMostImages = 1 << 15;  // of a batch of products
+inline constexpr std::int64_t kMostCalls = 16;        // of matmul(), each of which has a launch
+inline constexpr std::int64_t kMostChannels = 16;     // of x whose gradient is added up behind products
 
 /// Products with the pixels of an image of `from`: (channels of `to`, taps) times pixels, in sets of which
 /// each has weights of its own: conv_transpose2d's are one, conv2d has one for each channel of x.
@@ -36,7 +39,7 @@ struct Products {
   std::int64_t images;  // at once
 };
 
-/// What is gathered for the weight's gradient: pixels of y for each pixel of x and each tap.
+/// What is gathered of y for its gradients: what each tap reads for each pixel of x.
 struct Gathered {
   Gathered(const ConvTranspose2dGeometry& g, int element_bytes)
       : taps(g.h.kernel * g.w.kernel),
@@ -47,10 +50,24 @@ struct Gathered {
         lies(taps == 1 && g.h.stride * g.w.stride == 1 && g.h.in == g.h.out && g.w.in == g.w.out) {
     if (lies) images = std::clamp<std::int64_t>(g.n, 1, kMostImages);
   }
+  /// Calls of matmul() for `images` images with a weight, which all images share.
+  std::int64_t calls(std::int64_t groups) const { return std::min(images, groups); }
+
   std::int64_t taps, pixels, of_image;
   std::int64_t images;  // at once
   bool lies;            // in y itself
 };
+
+/// Whether what taps read of y is gathered for x's gradient, before products instead of behind them: where
+/// there is less of it than of products, or x has many channels, which fill tiles of the gathered ones only.
+/// Not where cuBLASLt's products of a few images are slow: at float32's accuracy, without tensor cores
+/// (`parts` of 3, of conv_gemm::Factors), and of rows of 16 bits that begin between words.
+inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_bytes, int parts) {
+  const Gathered z(g, 4);
+  if (y != Layout::nchw || (parts == 3 && g.n * g.groups < 4) || (element_bytes == 2 && z.pixels % 2 != 0))
+    return false;
+  return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;
+}
 
 /// Whether products at float32's accuracy are made by a convolution of kernels of 1x1, whose result they are:
 /// where they would take long by other matrix products, without tensor cores, of which each call adds to

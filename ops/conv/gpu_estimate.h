@@ -216,9 +216,34 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
           planes.planes};
 }
 
+/// Of x's gradient: products with what is gathered for all taps, in small tiles whose rows begin anywhere or
+/// at whole vectors, and their turns.
+inline Terms of_gathered_columns(const ConvCall& c) {
+  const int bytes = c.operands.element_bytes;
+  const conv_columns::Gathered z(c.g, bytes);
+  const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n),
+             depth = static_cast<double>(c.g.group_co() * z.taps + 15);
+  const auto tiles = [&](std::int64_t size) {
+    return static_cast<double>(count(c.g.group_ci(), size) * count(z.pixels, size) * c.g.groups) * images;
+  };
+  const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
+  const bool are_whole = z.pixels * bytes % 16 == 0 && c.g.group_co() * z.taps * bytes % 16 == 0;
+  const double products = tiles(32) * depth * (32 * 32 / 2.5e7),
+               turns = parts * std::ceil(tiles(64) / parts / 132) / 1e3;
+  Terms t{1};
+  t[15] = images_moved(c, false), t[16] = images_moved(c, true);
+  t[17] = parts * static_cast<double>(z.calls(c.g.groups));
+  t[are_whole ? 10 : 11] = products;
+  t[12] = turns * (are_whole ? std::min(depth, 1500.0) : depth);
+  t[13] = moved(gathered, bytes), t[14] = gathered / 1e6;
+  return t;
+}
+
 /// Products with all taps, in tiles of 64, their sums, and calls of cuBLASLt; or of convolutions, which copy
 /// what they read.
 inline Terms of_columns(const ConvCall& c, const Plan& p) {
+  if (!p.is_transposed && conv_columns::gathers(c.g, c.layout, c.operands.element_bytes, c.operands.parts))
+    return of_gathered_columns(c);
   const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
   const int bytes = std::max(4, c.operands.element_bytes);
   const conv_columns::Products z(c.g, transposed, bytes);

@@ -1,0 +1,223 @@
+// Both gradients as products of matrices, by cuBLASLt: what each tap reads of y is gathered (im2col),
+//
+//   z[n, co, tap, pixel of x] = y[n, co, the pixel of y that x's reaches through the tap], 0 outside,
+//
+// and multiplied for each image and group with the weight, or with x:
+//
+//   x[n, ci, pixel]       = bias[ci] + sum over co and taps: w[ci, co, tap] * z[n, co, tap, pixel]
+//   parts[n, ci, co, tap] = sum over pixels: x[n, ci, pixel] * z[n, co, tap, pixel]
+//
+// The parts of images are added in their order; of 16 bits they are float32. For few channels that meet many,
+// of which other products have tiles that are mostly padding; for small kernels, as z is written and read. It
+// is made of some images at a time, which stay in the cache.
+//
+// On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest of weights' gradients in every
+// ninth in float32 and every fourth in TF32 and bfloat16: [64,512,56,13] by one channel of 3x2, stride (3,4):
+// 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every eighth, every sixth and
+// every fourth: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18). Where rows of z, of
+// weights or of results begin beside whole vectors, cuBLASLt's products are slower.
+#include <algorithm>
+
+#include <tapedeck/ops/conv/columns.h>
+#include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/matmul.h>
+#include <tapedeck/ops/rectify.h>
+#include <tapedeck/ops/reduce.h>
+#include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/bulk_writes.cuh>
+#include <tapedeck/ops/conv/columns.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using conv_columns::Gathered;
+using conv_gemm::Divider;
+
+struct GatherArguments {
+  ConvAxis32 h, w;
+  const void* y;
+  void* z;
+  Divider by_tiles, by_height, by_kernel;
+  int lines, lines_of_block;  // a line: a row of x's pixels, of a channel of y and a row of taps
+};
+
+/// A thread has a column of x of some lines, and of each all taps of a row.
+template <class T>
+__global__ void __launch_bounds__(kLineThreads)
+    gather_taps_kernel(const __grid_constant__ GatherArguments call) {
+  const ConvAxis32 &h = call.h, &w = call.w;
+  const int group = call.by_tiles.divide(blockIdx.x),
+            column = call.by_tiles.modulo(blockIdx.x, group) * blockDim.x + threadIdx.x;
+  await_previous();
+  if (column >= w.in) return;
+  const int end = ::min((group + 1) * call.lines_of_block, call.lines), first = column * w.stride - w.padding,
+            pixels = h.in * w.in;
+  for (int line = group * call.lines_of_block + threadIdx.y; line < end; line += blockDim.y) {
+    const int rows = call.by_height.divide(line), row = call.by_height.modulo(line, rows),
+              plane = call.by_kernel.divide(rows), kh = call.by_kernel.modulo(rows, plane);
+    const int from_row = row * h.stride - h.padding + kh * h.dilation;
+    const bool is_inside = static_cast<unsigned>(from_row) < static_cast<unsigned>(h.out);
+    const T* const from = static_cast<const T*>(call.y) + (std::int64_t{plane} * h.out + from_row) * w.out;
+    T* to = static_cast<T*>(call.z) + std::int64_t{rows} * w.kernel * pixels + row * w.in + column;
+    int at = first;
+#pragma unroll 4
+    for (int kw = 0; kw < w.kernel; ++kw, at += w.dilation, to += pixels)
+      *to = is_inside && static_cast<unsigned>(at) < static_cast<unsigned>(w.out) ? from[at] : T(0);
+  }
+}
+
+void gather(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& z) {
+  GatherArguments call{};
+  call.h = ConvAxis32(g.h), call.w = ConvAxis32(g.w);
+  call.y = y.raw(), call.z = z.raw();
+  call.by_height = Divider(g.h.in), call.by_kernel = Divider(g.h.kernel);
+  call.lines = static_cast<int>(y.size(0) * g.co * g.h.kernel * g.h.in);
+  const LineTiles tiles(g.w.in, call.lines, 1);
+  call.by_tiles = Divider(tiles.tiles);
+  call.lines_of_block = tiles.lines_of_block;
+  const auto launch = [&]<class T>() {
+    launch_kernel("conv: gather taps", y.device(), gather_taps_kernel<T>, grid_size("conv", tiles.blocks),
+                  tiles.block, call);
+  };
+  switch (size_of(y.dtype())) {
+    case 2:
+      return launch.template operator()<std::uint16_t>();
+    case 4:
+      return launch.template operator()<std::uint32_t>();
+    default:
+      return launch.template operator()<std::uint64_t>();
+  }
+}
+
+/// What taps read of some images of y, in `room` or in y itself.
+Tensor gathered(const ConvTranspose2dGeometry& g, const Gathered& sizes, const Tensor& y,
+                const Tensor& room) {
+  if (sizes.lies) return y.flat();
+  const Tensor z = room.slice(0, y.size(0) * sizes.of_image);
+  gather(g, y, z);
+  return z;
+}
+/// Room for that of all images that are gathered at once.
+Tensor room_of(const Gathered& sizes, const Tensor& y) {
+  return Tensor::empty({sizes.lies ? 0 : sizes.images * sizes.of_image}, {y.dtype(), y.device()});
+}
+std::int64_t room_bytes(const Gathered& sizes, DType dtype) {
+  return sizes.lies ? 0 : sizes.images * sizes.of_image * static_cast<std::int64_t>(size_of(dtype));
+}
+bool can_be_gathered(const ConvTranspose2dGeometry& g, const Gathered& sizes, DType dtype) {
+  return is_floating(dtype) && conv_gemm::fits(g) && g.n > 0 &&
+         sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
+         g.n * g.co * g.h.kernel * g.h.in < std::int64_t{1} << 31;
+}
+/// The most of f(images) for the numbers of images that are computed at once.
+template <class F>
+std::int64_t most_of_parts(const ConvTranspose2dGeometry& g, const Gathered& sizes, const F& f) {
+  const std::int64_t rest = g.n % sizes.images;
+  return std::max(f(sizes.images), rest > 0 ? f(rest) : 0);
+}
+
+/// Shapes of x's product of some images.
+struct InputShapes {
+  InputShapes(const ConvTranspose2dGeometry& g, const Gathered& sizes, std::int64_t images)
+      : weight{g.groups, g.group_ci(), g.group_co() * sizes.taps},
+        z{images, g.groups, g.group_co() * sizes.taps, sizes.pixels},
+        x{images, g.groups, g.group_ci(), sizes.pixels} {}
+  Shape weight, z, x;
+};
+
+/// And of the weight's.
+struct WeightShapes {
+  WeightShapes(const ConvTranspose2dGeometry& g, const Gathered& sizes, std::int64_t images)
+      : x{images * g.groups, g.group_ci(), sizes.pixels},
+        z{images * g.groups, g.group_co() * sizes.taps, sizes.pixels},
+        parts{images * g.groups, g.group_ci(), g.group_co() * sizes.taps} {}
+  Shape x, z, parts;
+};
+
+}  // namespace
+
+bool gathered_columns_fit(const ConvTranspose2dGeometry& g, DType dtype) {
+  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  return can_be_gathered(g, sizes, dtype) && sizes.calls(g.groups) <= conv_columns::kMostCalls;
+}
+
+void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                      const Tensor& x, double negative_slope) {
+  const DeviceScope scope(x.device());
+  const Gathered sizes(g, static_cast<int>(size_of(y.dtype())));
+  const Tensor room = room_of(sizes, y);
+  announce_bulk_writes(x);
+  if (bias.defined()) expand(bias.reshape({1, g.ci, 1, 1}), 1, x);
+  for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
+    const std::int64_t end = std::min(g.n, begin + sizes.images);
+    const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
+    const InputShapes shapes(g, sizes, end - begin);
+    const Tensor weight = w.flat().reshape(shapes.weight), pixels = z.reshape(shapes.z),
+                 result = x.slice(begin, end).flat().reshape(shapes.x);
+    if (bias.defined()) {
+      add_matmul(weight, Transpose::no, pixels, Transpose::no, result);
+    } else {
+      matmul(weight, Transpose::no, pixels, Transpose::no, {}, result);
+    }
+  }
+  if (negative_slope != 1) rectify(x, negative_slope);
+}
+
+std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
+  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  return room_bytes(sizes, dtype) + most_of_parts(g, sizes, [&](std::int64_t images) {
+           const InputShapes shapes(g, sizes, images);
+           return matmul_workspace(device, dtype, shapes.weight, Transpose::no, shapes.z, Transpose::no,
+                                   dtype, shapes.x, false);
+         });
+}
+
+bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
+  if (x != Layout::nchw || y != Layout::nchw) return false;
+  const std::int64_t parts = g.n * g.weight_shape().count(),
+                     bytes = static_cast<std::int64_t>(size_of(type_of_products(dtype)));
+  return can_be_gathered(g, Gathered(g, static_cast<int>(size_of(dtype))), dtype) &&
+         parts <= conv_columns::kMostBytes / bytes;
+}
+
+void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                         const Tensor& w) {
+  const DeviceScope scope(w.device());
+  const Gathered sizes(g, static_cast<int>(size_of(y.dtype())));
+  const Tensor room = room_of(sizes, y),
+               parts = Tensor::empty({g.n, w.count()}, {type_of_products(y.dtype()), y.device()});
+  announce_bulk_writes(parts);
+  for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
+    const std::int64_t end = std::min(g.n, begin + sizes.images);
+    const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
+    const WeightShapes shapes(g, sizes, end - begin);
+    matmul(x.slice(begin, end).flat().reshape(shapes.x), Transpose::no, z.reshape(shapes.z), Transpose::yes,
+           {}, parts.slice(begin, end).flat().reshape(shapes.parts));
+  }
+  const auto add = [&]<class V, class T>() { add_parts<T>(static_cast<const V*>(parts.raw()), g.n, w); };
+  if (w.dtype() == DType::float64) {
+    add.template operator()<double, double>();
+  } else if (w.dtype() == DType::float32) {
+    add.template operator()<float, float>();
+  } else if (w.dtype() == DType::bfloat16) {
+    add.template operator()<float, bfloat16>();
+  } else {
+    add.template operator()<float, float16>();
+  }
+}
+
+std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
+  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  const DType of_parts = type_of_products(dtype);
+  return room_bytes(sizes, dtype) +
+         g.n * g.weight_shape().count() * static_cast<std::int64_t>(size_of(of_parts)) +
+         most_of_parts(g, sizes, [&](std::int64_t images) {
+           const WeightShapes shapes(g, sizes, images);
+           return matmul_workspace(device, dtype, shapes.x, Transpose::no, shapes.z, Transpose::yes, of_parts,
+                                   shapes.parts, false);
+         });
+}
+
+}  // namespace tapedeck::cu
