@@ -64,7 +64,9 @@ struct Gathered {
 /// (`parts` of 3, of conv_gemm::Factors), and of rows of 16 bits that begin between words.
 inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_bytes, int parts) {
   const Gathered z(g, 4);
-  if (y != Layout::nchw || (parts == 3 && g.n * g.groups < 4) || (element_bytes == 2 && z.pixels % 2 != 0))
+  constexpr std::int64_t kMany = 128;
+  if (y != Layout::nchw || std::min(g.group_ci(), g.group_co()) >= kMany ||
+      (parts == 3 && g.n * g.groups < 4) || (element_bytes == 2 && z.pixels % 2 != 0))
     return false;
   return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;
 }
