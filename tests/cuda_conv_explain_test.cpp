@@ -92,7 +92,7 @@ TEST(CudaConvExplain, TakesWhatIsFastestByFar) {
   // One channel of y, and 64 taps, which products with all taps fill: 0.15 ms, others 1.05 and more.
   const Layer thin{{16, 96, 128, 128}, {96, 1, 8, 8}, {{1, 2}, {3, 6}}};
   EXPECT_EQ(thin.on(float32, nchw).forward.kernel, "columns");
-  // Its weight's gradient for few of many channels: 0.06 ms, others 0.23.
+  // The weight's gradient for one channel of y a group: 0.06 ms, others 0.23.
   const Layer few{{128, 192, 64, 31}, {192, 1, 8, 3}, {{2, 5}, {21, 2}, {0, 3}, {3, 1}, 2}};
   EXPECT_EQ(few.on(bfloat16, nchw).weight_gradient.kernel, "columns");
   // Much work.

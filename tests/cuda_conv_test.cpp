@@ -236,10 +236,12 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   const bool few = is_sanitized();
   const Columns layers[] = {{{few ? 70 : 150, 6, 33, 47}, {6, 2, 5, 6}, {{1, 2}, {2, 3}, {0, 1}, 1}},
                             {{few ? 25 : 130, 8, 40, 31}, {8, 1, 8, 7}, {{3, 1}, 0, {1, 0}, {1, 2}, 4}},
+                            // Pixels of y that lie beside those of x.
+                            {{4, 5, 9, 11}, {5, 4, 1, 1}, {1, 1, 2, 3}},
                             // Made by convolutions: forward, the input's gradient with sets, and of groups.
                             {{few ? 12 : 20, 96, 40, 48}, {96, 10, 5, 4}, {{1, 3}, {1, 2}, 0, {2, 1}, 2}},
                             {{few ? 22 : 33, 4, 39, 45}, {4, 64, 6, 5}, {2, {3, 1}, 1, 1}},
-                            {{7, 2, 41, 45}, {2, 64, 9, 8}, {{1, 5}, 0, 0, 1, 2}}};
+                            {{7, 2, 41, 45}, {2, 64, 9, 8}, {{1, 5}, 0, {0, 1}, 1, 2}}};
   int convolved[2] = {}, gathered = 0;
   for (const Columns& layer : layers) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
@@ -256,7 +258,7 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
                      to_x = integers({layer.x[1]}, Layout::nchw);
         const auto g = conv_transpose2d_geometry(x, w, b, layer.options);
         for (const bool transposed : {false, true})
-          convolved[transposed] += conv_columns::is_convolution(g, transposed);
+          convolved[transposed] += conv_columns::is_convolved(g, transposed, layout, 3);
         gathered += conv_columns::gathers(g, layout, sizeof(float), 3);
         {
           const ConvAlgorithmScope scope(ConvAlgorithm::columns);
@@ -282,9 +284,9 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
       }
     }
   }
-  EXPECT_EQ(convolved[true], 4);
-  EXPECT_EQ(convolved[false], 8);
-  EXPECT_EQ(gathered, 6);
+  EXPECT_EQ(convolved[true], 2);
+  EXPECT_EQ(convolved[false], 4);
+  EXPECT_EQ(gathered, 8);
 }
 
 // More groups than a grid has along most of its axes.

@@ -34,6 +34,7 @@
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/matmul.h>
 #include <tapedeck/core/launch_kernel.cuh>
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kLineThreads) sum_taps_kernel(const __grid_con
     }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      if (sums[c] < Z(0)) sums[c] *= slope;
+      if (sums[c] < Z(0)) sums[c] = slope == Z(0) ? Z(0) : sums[c] * slope;
       if (places[c] >= 0) results[places[c]] = convert<T>(sums[c]);
     }
   }
@@ -142,16 +143,19 @@ struct Shapes {
   Transpose order;  // of `from`
 };
 
-/// Whether x's gradient is of gathered pixels, at the precision that is set now.
+/// Of conv_gemm::Factors, at the precision that is set now.
+int parts_of(DType dtype) {
+  return dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1;
+}
+
+/// Whether x's gradient is of gathered pixels.
 bool gathers(const ConvTranspose2dGeometry& g, Layout y, DType dtype) {
-  const bool accurate = dtype == DType::float32 && float32_precision() == Precision::highest;
-  return conv_columns::gathers(g, y, static_cast<int>(size_of(dtype)), accurate ? 3 : 1);
+  return conv_columns::gathers(g, y, static_cast<int>(size_of(dtype)), parts_of(dtype));
 }
 
 /// Whether z is made by a convolution.
 bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Device device) {
-  return from == Layout::nchw && dtype == DType::float32 && float32_precision() == Precision::highest &&
-         conv_gemm::has_wgmma(device) && conv_columns::is_convolution(g, transposed);
+  return conv_gemm::has_wgmma(device) && conv_columns::is_convolved(g, transposed, from, parts_of(dtype));
 }
 
 /// How many columns of such results a thread has. `last`: channels, so that neighbouring columns are not
@@ -170,7 +174,7 @@ bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
   const int bytes = static_cast<int>(size_of(type_of_products(dtype)));
   const Products z(g, transposed, bytes);
   const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
-  return z.of_image <= conv_columns::kMostBytes / bytes && lines < std::int64_t{1} << 31 &&
+  return z.of_image <= conv_columns::kMostBytes / bytes && lines <= conv_columns::kMostLines &&
          (transposed || g.ci <= conv_columns::kMostChannels) &&
          z.calls(from == Layout::nhwc) <= conv_columns::kMostCalls;
 }
@@ -202,6 +206,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     const std::int64_t end = std::min(g.n, begin + sizes.images), images = end - begin;
     const Tensor z = all.slice(0, images * sizes.of_image);
     if (convolved) {
+      const OperandCopies own;  // of these images, which nobody reads again
       const ConvTranspose2dGeometry one = conv_columns::convolution(g, transposed, images);
       conv_gemm::wgmma_map<conv_gemm::Tf32x3>(one, true, from.slice(begin, end),
                                               weight.flat().reshape(one.weight_shape()), {},
@@ -223,20 +228,11 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     const LineTiles tiles(call.to_w, call.lines, columns);
     call.by_tiles = Divider(tiles.tiles);
     call.lines_of_block = tiles.lines_of_block;
-    const auto launch = [&]<class Z, class T>() {
+    visit_products(to.dtype(), [&]<class Z, class T>() {
       launch_kernel("conv: sums of taps", to.device(),
                     columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
                     grid_size("conv", tiles.blocks), tiles.block, call);
-    };
-    if (to.dtype() == DType::float64) {
-      launch.template operator()<double, double>();
-    } else if (to.dtype() == DType::float32) {
-      launch.template operator()<float, float>();
-    } else if (to.dtype() == DType::bfloat16) {
-      launch.template operator()<float, bfloat16>();
-    } else {
-      launch.template operator()<float, float16>();
-    }
+    });
   }
 }
 
@@ -248,6 +244,7 @@ std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed
   const bool convolved = convolves(g, transposed, dtype, from, device);
   const auto of_product = [&](std::int64_t images) {
     if (convolved) {
+      const OperandCopies own;
       const ConvTranspose2dGeometry one = conv_columns::convolution(g, transposed, images);
       const conv_gemm::Factors factors{sizeof(float), 3};
       const conv_gemm::BoxResults results = conv_gemm::box_results(from, one.w.out, factors.element_bytes, 0);

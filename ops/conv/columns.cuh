@@ -34,6 +34,15 @@ inline DType type_of_products(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
+/// Calls f with the types of products and of their tensor.
+template <class F>
+void visit_products(DType dtype, const F& f) {
+  if (dtype == DType::float64) return f.template operator()<double, double>();
+  if (dtype == DType::float32) return f.template operator()<float, float>();
+  if (dtype == DType::bfloat16) return f.template operator()<float, bfloat16>();
+  f.template operator()<float, float16>();
+}
+
 inline constexpr int kLineThreads = 256;
 
 /// Thread blocks for `lines` of `width` columns, of which each thread has `columns`: a block has whole

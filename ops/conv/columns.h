@@ -1,7 +1,8 @@
-// Sizes of the products with all taps (columns.cu). Host arithmetic.
+// Sizes of the products with all taps (columns.cu, columns_gathered.cu). Host arithmetic.
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -11,9 +12,10 @@ namespace tapedeck::conv_columns {
 /// What is kept of products at once: they should stay in an H200's second-level cache, of 50 MB. An image has
 /// at most kMostBytes of them.
 inline constexpr std::int64_t kBytes = std::int64_t{24} << 20, kMostBytes = std::int64_t{256} << 20;
-inline constexpr std::int64_t kMostImages = 1 << 15;  // of a batch of products
-inline constexpr std::int64_t kMostCalls = 16;        // of matmul(), each of which has a launch
-inline constexpr std::int64_t kMostChannels = 16;     // of x whose gradient is added up behind products
+inline constexpr std::int64_t kMostImages = 1 << 15;                        // of a batch of products
+inline constexpr std::int64_t kMostLines = (std::int64_t{1} << 31) - 8192;  // rows, of which a block has some
+inline constexpr std::int64_t kMostCalls = 16;     // of matmul(), each of which has a launch
+inline constexpr std::int64_t kMostChannels = 16;  // of x whose gradient is added up behind products
 
 /// Products with the pixels of an image of `from`: (channels of `to`, taps) times pixels, in sets of which
 /// each has weights of its own: conv_transpose2d's are one, conv2d has one for each channel of x.
@@ -46,9 +48,10 @@ struct Gathered {
         pixels(g.h.in * g.w.in),
         of_image(g.co * taps * pixels),
         images(std::clamp<std::int64_t>(kBytes / element_bytes / std::max<std::int64_t>(of_image, 1), 1,
-                                        std::clamp<std::int64_t>(g.n, 1, kMostImages))),
-        lies(taps == 1 && g.h.stride * g.w.stride == 1 && g.h.in == g.h.out && g.w.in == g.w.out) {
-    if (lies) images = std::clamp<std::int64_t>(g.n, 1, kMostImages);
+                                        at_most(g))),
+        lies(taps == 1 && g.h.stride * g.w.stride == 1 && g.h.padding == 0 && g.w.padding == 0 &&
+             g.h.in == g.h.out && g.w.in == g.w.out) {
+    if (lies) images = at_most(g);
   }
   /// Calls of matmul() for `images` images with a weight, which all images share.
   std::int64_t calls(std::int64_t groups) const { return std::min(images, groups); }
@@ -56,11 +59,17 @@ struct Gathered {
   std::int64_t taps, pixels, of_image;
   std::int64_t images;  // at once
   bool lies;            // in y itself
+
+ private:
+  /// Each image's groups are matrices of a batch.
+  static std::int64_t at_most(const ConvTranspose2dGeometry& g) {
+    return std::clamp<std::int64_t>(g.n, 1, std::max<std::int64_t>(1, kMostImages / g.groups));
+  }
 };
 
 /// Whether what taps read of y is gathered for x's gradient, before products instead of behind them: where
-/// there is less of it than of products, or x has many channels, which fill tiles of the gathered ones only.
-/// Not where cuBLASLt's products of a few images are slow: at float32's accuracy, without tensor cores
+/// there is less of it than of products, or x has more channels than the others take. Not where cuBLASLt's
+/// products of a few images are slow: at float32's accuracy, without tensor cores
 /// (`parts` of 3, of conv_gemm::Factors), and of rows of 16 bits that begin between words.
 inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_bytes, int parts) {
   const Gathered z(g, 4);
@@ -83,6 +92,11 @@ inline bool is_convolution(const ConvTranspose2dGeometry& g, bool transposed) {
   if (z.sets * z.rows() < 64 && z.calls(false) <= 2) return false;
   const double gflop = 2e-9 * static_cast<double>(z.images * z.of_image) * static_cast<double>(from_channels);
   return 2.0 * static_cast<double>(z.calls(false)) + 15 * gflop > 12;
+}
+/// Whether they are: of images in nchw, at float32's accuracy (`parts` of 3), where no pixels are gathered.
+inline bool is_convolved(const ConvTranspose2dGeometry& g, bool transposed, Layout from, int parts) {
+  return parts == 3 && from == Layout::nchw && (transposed || !gathers(g, from, sizeof(float), parts)) &&
+         is_convolution(g, transposed);
 }
 /// That convolution, of so many images.
 inline ConvTranspose2dGeometry convolution(const ConvTranspose2dGeometry& g, bool transposed,

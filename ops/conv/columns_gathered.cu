@@ -109,7 +109,7 @@ std::int64_t room_bytes(const Gathered& sizes, DType dtype) {
 bool can_be_gathered(const ConvTranspose2dGeometry& g, const Gathered& sizes, DType dtype) {
   return is_floating(dtype) && conv_gemm::fits(g) && g.n > 0 &&
          sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
-         g.n * g.co * g.h.kernel * g.h.in < std::int64_t{1} << 31;
+         g.n * g.co * g.h.kernel * g.h.in <= conv_columns::kMostLines;
 }
 /// The most of f(images) for the numbers of images that are computed at once.
 template <class F>
@@ -196,16 +196,8 @@ void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, cons
     matmul(x.slice(begin, end).flat().reshape(shapes.x), Transpose::no, z.reshape(shapes.z), Transpose::yes,
            {}, parts.slice(begin, end).flat().reshape(shapes.parts));
   }
-  const auto add = [&]<class V, class T>() { add_parts<T>(static_cast<const V*>(parts.raw()), g.n, w); };
-  if (w.dtype() == DType::float64) {
-    add.template operator()<double, double>();
-  } else if (w.dtype() == DType::float32) {
-    add.template operator()<float, float>();
-  } else if (w.dtype() == DType::bfloat16) {
-    add.template operator()<float, bfloat16>();
-  } else {
-    add.template operator()<float, float16>();
-  }
+  visit_products(w.dtype(),
+                 [&]<class V, class T>() { add_parts<T>(static_cast<const V*>(parts.raw()), g.n, w); });
 }
 
 std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {

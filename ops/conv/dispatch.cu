@@ -67,7 +67,7 @@ struct Offer {
     } else {
       const bool transposed = c.pass == ConvPass::forward;
       const Layout from = transposed ? x : y, to = transposed ? y : x;
-      columns = columns_fits(g, transposed, dtype, from);
+      columns = columns_fits(g, transposed, dtype, from) && (transposed || from == to);
       direct = direct_fits(g);
       thin_direct = direct && thin_fits(g, dtype, from, to);
       depthwise =
@@ -161,12 +161,14 @@ bool may_take_depthwise(const ConvCall& c, const Offer& offer) {
          (c.layout == Layout::nchw || (g.groups >= 16 && std::max(g.group_ci(), g.group_co()) <= 16));
 }
 
-/// Whether products with all taps may be taken: what was timed of 16 bits, of weights' gradients and where
-/// they are a convolution are Hopper's products.
+/// Whether products with all taps may be taken: what was timed of 16 bits, of gathered pixels and where they
+/// are a convolution are Hopper's products.
 bool may_take_columns(const ConvCall& c, DType dtype, const Offer& offer) {
   if (!offer.columns || offer.wgmma) return offer.columns;
-  return dtype == DType::float32 && c.pass != ConvPass::weight_gradient &&
-         !conv_columns::is_convolution(c.g, c.pass == ConvPass::forward);
+  if (dtype != DType::float32 || c.pass == ConvPass::weight_gradient) return false;
+  const bool transposed = c.pass == ConvPass::forward;
+  return !conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts) &&
+         (transposed || !conv_columns::gathers(c.g, c.layout, c.operands.element_bytes, c.operands.parts));
 }
 
 /// What is taken unless an algorithm is forced.

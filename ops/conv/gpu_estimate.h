@@ -249,7 +249,7 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const conv_columns::Products z(c.g, transposed, bytes);
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
-  const bool convolved = !last && c.operands.parts == 3 && conv_columns::is_convolution(c.g, transposed);
+  const bool convolved = conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts);
   const double pixels = last ? whole(c.g.n * z.pixels) : whole(z.pixels) * images;
   const double products = whole(z.rows()) * pixels * static_cast<double>(z.sets * c.g.groups) *
                           static_cast<double>(p.from_channels + 15) / 2.5e7;

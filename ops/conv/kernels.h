@@ -37,8 +37,9 @@
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
 //   thin         one group, y has 1 to 4 channels, x 16 and more in whole vectors, and products with all taps
 //                are few: tensor cores make them, x is read or written once (thin_products.cu). On Hopper.
-//   columns      few channels of the result, float32 and float64: matrix products with all taps by cuBLASLt,
-//                which are added up then (columns.cu); not the weight's gradient.
+//   columns      few channels on one side: matrix products with all taps by cuBLASLt, which are added up then
+//                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
+//                (columns_gathered.cu).
 // What matrix products of little work, depthwise kernels of groups of one channel, thin ones, and direct ones
 // of some thin layers (thin.cu) are made for, they compute. Else the times of wgmma, tensor, strip, direct,
 // depthwise and columns are estimated (gpu_estimate.h); float64 takes direct or simt. Some layers
