@@ -166,7 +166,8 @@ def main():
                     for fold in range(FOLDS):
                         of_fold[fold][algorithm] = fit(layers.samples(mode, op, algorithm, fold))
                 judge(layers, mode, op, factors, of_fold)
-                rows = (", ".join(f"{v:.3g}" for v in factors[a]) if a in factors else "" for a in ALGORITHMS)
+                rows = (", ".join(f"{v:.3g}" for v in numpy.trim_zeros(factors[a], "b")) if a in factors else ""
+                        for a in ALGORITHMS)
                 precisions.append("{{" + "}, {".join(rows) + "}}")
             passes.append("{" + ", ".join(precisions) + "}")
         table.append("{" + ", ".join(passes) + "}")

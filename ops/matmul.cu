@@ -253,51 +253,56 @@ struct Products {
   }
 };
 
-/// matmul(), or with `adds` and without a bias, add_matmul().
-void multiply_all(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
-                  const Tensor& out, double negative_slope, bool adds) {
-  Products products(a.shape(), ta, b.shape(), tb, out.shape(), bias.defined(), negative_slope == 0);
-  Product& p = products.each;
-  if (p.k == 0) {
-    if (!adds) bias.defined() ? expand(bias, 1, out) : fill(out, 0);
-    if (negative_slope != 1) rectify(out, negative_slope);
-    return;
-  }
+/// The products, each plus what out holds, times `beta`, or plus the bias. False when cuBLASLt has no
+/// algorithm.
+bool multiply_all(const Products& products, const Tensor& a, const Tensor& b, const Tensor& bias, double beta,
+                  const Tensor& out) {
+  const Product& p = products.each;
   const Types types(a.dtype(), out.dtype());
-  // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
-  // before.
-  const auto run_all = [&](double beta) {
-    for (std::int64_t i = 0; i < products.count(); ++i) {
-      const auto at = products.begin(i);
-      const auto place = [&](const Tensor& x, std::int64_t elements) {
-        return static_cast<std::byte*>(x.raw()) + elements * static_cast<std::int64_t>(size_of(x.dtype()));
-      };
-      if (!multiply(out.device(), p, types, place(a, at[1] * p.m * p.k), place(b, at[2] * p.k * p.n),
-                    p.bias ? bias.raw() : nullptr, beta, place(out, at[0] * p.m * p.n))) {
-        return false;
-      }
-    }
-    return true;
+  const auto place = [](const Tensor& x, std::int64_t elements) {
+    return static_cast<std::byte*>(x.raw()) + elements * static_cast<std::int64_t>(size_of(x.dtype()));
   };
-  if (p.bias && out.dtype() != DType::float64 && run_all(0)) {
-    if (negative_slope != 1 && !p.relu) rectify(out, negative_slope);
-    return;
+  for (std::int64_t i = 0; i < products.count(); ++i) {
+    const auto at = products.begin(i);
+    if (!multiply(out.device(), p, types, place(a, at[1] * p.m * p.k), place(b, at[2] * p.k * p.n),
+                  p.bias ? bias.raw() : nullptr, beta, place(out, at[0] * p.m * p.n)))
+      return false;
   }
-  if (p.bias) expand(bias, 1, out);
-  p.bias = p.relu = false;
-  check(run_all(bias.defined() || adds ? 1 : 0), "matmul: cuBLASLt has no algorithm for a ", a, " and b ", b);
-  if (negative_slope != 1) rectify(out, negative_slope);
+  return true;
+}
+/// The same without a bias. Throws Error.
+void multiply_onto(const Products& products, const Tensor& a, const Tensor& b, double beta,
+                   const Tensor& out) {
+  check(multiply_all(products, a, b, {}, beta, out), "matmul: cuBLASLt has no algorithm for a ", a, " and b ",
+        b);
 }
 
 }  // namespace
 
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope) {
-  multiply_all(a, ta, b, tb, bias, out, negative_slope, false);
+  Products products(a.shape(), ta, b.shape(), tb, out.shape(), bias.defined(), negative_slope == 0);
+  Product& p = products.each;
+  if (p.k == 0) {
+    bias.defined() ? expand(bias, 1, out) : fill(out, 0);
+    if (negative_slope != 1) rectify(out, negative_slope);
+    return;
+  }
+  // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
+  // before.
+  if (p.bias && out.dtype() != DType::float64 && multiply_all(products, a, b, bias, 0, out)) {
+    if (negative_slope != 1 && !p.relu) rectify(out, negative_slope);
+    return;
+  }
+  if (p.bias) expand(bias, 1, out);
+  p.bias = p.relu = false;
+  multiply_onto(products, a, b, bias.defined() ? 1 : 0, out);
+  if (negative_slope != 1) rectify(out, negative_slope);
 }
 
 void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& out) {
-  multiply_all(a, ta, b, tb, {}, out, 1, true);
+  const Products products(a.shape(), ta, b.shape(), tb, out.shape(), false, false);
+  if (products.each.k > 0) multiply_onto(products, a, b, 1, out);
 }
 
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,

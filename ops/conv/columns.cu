@@ -19,21 +19,21 @@
 // Hopper's (wgmma.cuh).
 //
 // On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest in every third forward in
-// float32 and every fourth in bfloat16, and in two of five and in every fourth input gradient that it can
-// compute: x [16,96,128,128] to one channel by kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08,
+// float32 and every fourth in bfloat16, and in half and every third of the input gradients that are not of
+// gathered pixels: x [16,96,128,128] to one channel by kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08,
 // wgmma 1.05); [64,256,64,1] to 68 by 9x8, 4 groups: 0.17 (0.44). A convolution in place of cuBLASLt's
-// products, where it is taken: 0.27 to 1.1 of the time.
+// products, where it is taken: 0.40 to 1.18 of the time.
 //
 // What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
 // read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as
-// long for all, up to 5 for inputs one column wide.
+// long for all forwards in TF32, products included, and up to 4.4.
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <algorithm>
 
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/matmul.h>
@@ -143,19 +143,16 @@ struct Shapes {
   Transpose order;  // of `from`
 };
 
-/// Of conv_gemm::Factors, at the precision that is set now.
-int parts_of(DType dtype) {
-  return dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1;
-}
-
 /// Whether x's gradient is of gathered pixels.
-bool gathers(const ConvTranspose2dGeometry& g, Layout y, DType dtype) {
-  return conv_columns::gathers(g, y, static_cast<int>(size_of(dtype)), parts_of(dtype));
+bool gathers(const ConvTranspose2dGeometry& g, DType dtype, Layout y, Layout x) {
+  const conv_gemm::Factors f = conv_estimate::operands_of(dtype);
+  return x == y && conv_columns::gathers(g, y, f.element_bytes, f.parts);
 }
 
 /// Whether z is made by a convolution.
 bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Device device) {
-  return conv_gemm::has_wgmma(device) && conv_columns::is_convolved(g, transposed, from, parts_of(dtype));
+  return conv_gemm::has_wgmma(device) &&
+         conv_columns::is_convolved(g, transposed, from, conv_estimate::operands_of(dtype).parts);
 }
 
 /// How many columns of such results a thread has. `last`: channels, so that neighbouring columns are not
@@ -167,9 +164,9 @@ int columns_of_thread(std::int64_t width, std::int64_t lines, bool last) {
 
 }  // namespace
 
-bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
+bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to) {
   if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
-  if (!transposed && gathers(g, from, dtype)) return gathered_columns_fit(g, dtype);
+  if (!transposed && gathers(g, dtype, from, to)) return gathered_columns_fit(g, dtype);
   if (from == Layout::nhwc && g.groups > 1) return false;
   const int bytes = static_cast<int>(size_of(type_of_products(dtype)));
   const Products z(g, transposed, bytes);
@@ -181,7 +178,7 @@ bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
 
 void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
              const Tensor& bias, const Tensor& to, double negative_slope) {
-  if (!transposed && gathers(g, from.layout(), to.dtype()))
+  if (!transposed && gathers(g, to.dtype(), from.layout(), to.layout()))
     return gathered_columns(g, from, w, bias, to, negative_slope);
   const DeviceScope scope(to.device());
   const DType of_products = type_of_products(to.dtype());
@@ -228,7 +225,8 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     const LineTiles tiles(call.to_w, call.lines, columns);
     call.by_tiles = Divider(tiles.tiles);
     call.lines_of_block = tiles.lines_of_block;
-    visit_products(to.dtype(), [&]<class Z, class T>() {
+    visit_floating("conv", to.dtype(), [&]<class T>() {
+      using Z = ProductOf<T>;
       launch_kernel("conv: sums of taps", to.device(),
                     columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
                     grid_size("conv", tiles.blocks), tiles.block, call);
@@ -238,7 +236,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
 
 std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from,
                                Device device) {
-  if (!transposed && gathers(g, from, dtype)) return gathered_columns_workspace(g, dtype, device);
+  if (!transposed && gathers(g, dtype, from, from)) return gathered_columns_workspace(g, dtype, device);
   const DType of_products = type_of_products(dtype);
   const Products z(g, transposed, static_cast<int>(size_of(of_products)));
   const bool convolved = convolves(g, transposed, dtype, from, device);
@@ -246,7 +244,7 @@ std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed
     if (convolved) {
       const OperandCopies own;
       const ConvTranspose2dGeometry one = conv_columns::convolution(g, transposed, images);
-      const conv_gemm::Factors factors{sizeof(float), 3};
+      const conv_gemm::Factors factors = conv_estimate::operands_of(dtype);
       const conv_gemm::BoxResults results = conv_gemm::box_results(from, one.w.out, factors.element_bytes, 0);
       return conv_gemm::wgmma_map_workspace(one, true, conv_gemm::map_way(one, true, from, results, factors),
                                             from, factors) +

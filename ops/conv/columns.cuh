@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
@@ -10,8 +11,8 @@
 
 namespace tapedeck::cu {
 
-/// Whether this can compute a call on tensors of this type, the one that is read of a layout.
-bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from);
+/// Whether this can compute a call on tensors of this type and layouts.
+bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from, Layout to);
 /// Contracts as in ops/conv_transpose2d.h and ops/conv2d.h.
 void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
              const Tensor& bias, const Tensor& to, double negative_slope);
@@ -29,18 +30,11 @@ bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Lay
 void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);
 
-/// Of products of tensors of this type: those of 16 bits are rounded when they are added.
+/// Products of tensors of T: those of 16 bits are rounded when they are added.
+template <class T>
+using ProductOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 inline DType type_of_products(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
-}
-
-/// Calls f with the types of products and of their tensor.
-template <class F>
-void visit_products(DType dtype, const F& f) {
-  if (dtype == DType::float64) return f.template operator()<double, double>();
-  if (dtype == DType::float32) return f.template operator()<float, float>();
-  if (dtype == DType::bfloat16) return f.template operator()<float, bfloat16>();
-  f.template operator()<float, float16>();
 }
 
 inline constexpr int kLineThreads = 256;

@@ -12,10 +12,11 @@ namespace tapedeck::conv_columns {
 /// What is kept of products at once: they should stay in an H200's second-level cache, of 50 MB. An image has
 /// at most kMostBytes of them.
 inline constexpr std::int64_t kBytes = std::int64_t{24} << 20, kMostBytes = std::int64_t{256} << 20;
-inline constexpr std::int64_t kMostImages = 1 << 15;                        // of a batch of products
-inline constexpr std::int64_t kMostLines = (std::int64_t{1} << 31) - 8192;  // rows, of which a block has some
-inline constexpr std::int64_t kMostCalls = 16;     // of matmul(), each of which has a launch
-inline constexpr std::int64_t kMostChannels = 16;  // of x whose gradient is added up behind products
+inline constexpr std::int64_t kMostImages = 1 << 15;  // of a batch of products
+inline constexpr std::int64_t kMostCalls = 16;        // of matmul(), each of which has a launch
+inline constexpr std::int64_t kMostChannels = 16;     // of x whose gradient is added up behind products
+/// Rows that kernels count in 31 bits, with those that the last block has too much.
+inline constexpr std::int64_t kMostLines = (std::int64_t{1} << 31) - 8192;
 
 /// Products with the pixels of an image of `from`: (channels of `to`, taps) times pixels, in sets of which
 /// each has weights of its own: conv_transpose2d's are one, conv2d has one for each channel of x.
@@ -80,23 +81,20 @@ inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_byte
   return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;
 }
 
-/// Whether products at float32's accuracy are made by a convolution of kernels of 1x1, whose result they are:
-/// where they would take long by other matrix products, without tensor cores, of which each call adds to
-/// that. Not for few channels or pixels, for which its tiles are too large; nor for groups in sets, of which
-/// the weights would be in another order. (Of 354 random layers on an H200 what is chosen takes 1.012 times
-/// as long as the faster one, and either alone 1.09 and 1.15 times.)
-inline bool is_convolution(const ConvTranspose2dGeometry& g, bool transposed) {
-  const Products z(g, transposed, 4);
-  const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co(), pixels = z.images * z.pixels;
-  if (from_channels < 32 || pixels < 256 || (z.sets > 1 && g.groups > 1)) return false;
-  if (z.sets * z.rows() < 64 && z.calls(false) <= 2) return false;
-  const double gflop = 2e-9 * static_cast<double>(z.images * z.of_image) * static_cast<double>(from_channels);
-  return 2.0 * static_cast<double>(z.calls(false)) + 15 * gflop > 12;
-}
-/// Whether they are: of images in nchw, at float32's accuracy (`parts` of 3), where no pixels are gathered.
+/// Whether products are made by a convolution of kernels of 1x1, whose result they are: of images in nchw at
+/// float32's accuracy (`parts` of 3), where they would take long by other matrix products, without tensor
+/// cores, of which each call adds to that. Not for few channels or pixels, for which its tiles are too large;
+/// nor for groups in sets, of which the weights would be in another order. (Of 354 random layers on an H200
+/// what is chosen takes 1.011 times as long as the faster one, and either alone 1.09 and 1.15 times.)
 inline bool is_convolved(const ConvTranspose2dGeometry& g, bool transposed, Layout from, int parts) {
-  return parts == 3 && from == Layout::nchw && (transposed || !gathers(g, from, sizeof(float), parts)) &&
-         is_convolution(g, transposed);
+  if (parts != 3 || from != Layout::nchw || (!transposed && gathers(g, from, sizeof(float), parts)))
+    return false;
+  const Products z(g, transposed, sizeof(float));
+  const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co(), calls = z.calls(false);
+  if (from_channels < 32 || z.images * z.pixels < 256 || (z.sets > 1 && g.groups > 1)) return false;
+  if (z.sets * z.rows() < 64 && calls <= 2) return false;
+  const double gflop = 2e-9 * static_cast<double>(z.images * z.of_image) * static_cast<double>(from_channels);
+  return 2.0 * static_cast<double>(calls) + 15 * gflop > 12;
 }
 /// That convolution, of so many images.
 inline ConvTranspose2dGeometry convolution(const ConvTranspose2dGeometry& g, bool transposed,

@@ -13,9 +13,9 @@
 //
 // On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest of weights' gradients in every
 // ninth in float32 and every fourth in TF32 and bfloat16: [64,512,56,13] by one channel of 3x2, stride (3,4):
-// 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every eighth, every sixth and
-// every fourth: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18). Where rows of z, of
-// weights or of results begin beside whole vectors, cuBLASLt's products are slower.
+// 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every twelfth, every fifth and
+// two of seven that it computes: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
+// Where rows of z, of weights or of results begin beside whole vectors, cuBLASLt's products are slower.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
@@ -106,9 +106,10 @@ Tensor room_of(const Gathered& sizes, const Tensor& y) {
 std::int64_t room_bytes(const Gathered& sizes, DType dtype) {
   return sizes.lies ? 0 : sizes.images * sizes.of_image * static_cast<std::int64_t>(size_of(dtype));
 }
-bool can_be_gathered(const ConvTranspose2dGeometry& g, const Gathered& sizes, DType dtype) {
-  return is_floating(dtype) && conv_gemm::fits(g) && g.n > 0 &&
-         sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
+bool can_be_gathered(const ConvTranspose2dGeometry& g, DType dtype) {
+  if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
+  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  return sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
          g.n * g.co * g.h.kernel * g.h.in <= conv_columns::kMostLines;
 }
 /// The most of f(images) for the numbers of images that are computed at once.
@@ -139,8 +140,8 @@ struct WeightShapes {
 }  // namespace
 
 bool gathered_columns_fit(const ConvTranspose2dGeometry& g, DType dtype) {
-  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
-  return can_be_gathered(g, sizes, dtype) && sizes.calls(g.groups) <= conv_columns::kMostCalls;
+  return can_be_gathered(g, dtype) &&
+         Gathered(g, static_cast<int>(size_of(dtype))).calls(g.groups) <= conv_columns::kMostCalls;
 }
 
 void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
@@ -175,11 +176,9 @@ std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType 
 }
 
 bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
-  if (x != Layout::nchw || y != Layout::nchw) return false;
-  const std::int64_t parts = g.n * g.weight_shape().count(),
-                     bytes = static_cast<std::int64_t>(size_of(type_of_products(dtype)));
-  return can_be_gathered(g, Gathered(g, static_cast<int>(size_of(dtype))), dtype) &&
-         parts <= conv_columns::kMostBytes / bytes;
+  if (x != Layout::nchw || y != Layout::nchw || !can_be_gathered(g, dtype)) return false;
+  const std::int64_t parts = g.n * g.weight_shape().count();
+  return parts <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(type_of_products(dtype)));
 }
 
 void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
@@ -196,8 +195,8 @@ void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, cons
     matmul(x.slice(begin, end).flat().reshape(shapes.x), Transpose::no, z.reshape(shapes.z), Transpose::yes,
            {}, parts.slice(begin, end).flat().reshape(shapes.parts));
   }
-  visit_products(w.dtype(),
-                 [&]<class V, class T>() { add_parts<T>(static_cast<const V*>(parts.raw()), g.n, w); });
+  visit_floating("conv", w.dtype(),
+                 [&]<class T>() { add_parts<T>(static_cast<const ProductOf<T>*>(parts.raw()), g.n, w); });
 }
 
 std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {

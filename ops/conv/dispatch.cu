@@ -67,7 +67,7 @@ struct Offer {
     } else {
       const bool transposed = c.pass == ConvPass::forward;
       const Layout from = transposed ? x : y, to = transposed ? y : x;
-      columns = columns_fits(g, transposed, dtype, from) && (transposed || from == to);
+      columns = columns_fits(g, transposed, dtype, from, to);
       direct = direct_fits(g);
       thin_direct = direct && thin_fits(g, dtype, from, to);
       depthwise =
@@ -279,8 +279,14 @@ struct Variants {
     std::int64_t bytes = 0;
     if (c.algorithm == ConvAlgorithm::matrix && device)
       bytes = matrix_workspace(g, transposed, dtype, layout, *device);
-    if (c.algorithm == ConvAlgorithm::columns && device)
-      bytes = columns_workspace(g, transposed, dtype, layout, *device);
+    if (c.algorithm == ConvAlgorithm::columns) {
+      const Factors f = factors();
+      if (!transposed && conv_columns::gathers(g, layout, f.element_bytes, f.parts))
+        variant = "gathered pixels";
+      else if (has_wgmma && conv_columns::is_convolved(g, transposed, layout, f.parts))
+        variant = "products by a convolution";
+      if (device) bytes = columns_workspace(g, transposed, dtype, layout, *device);
+    }
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
@@ -309,8 +315,10 @@ struct Variants {
     std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size
     if (c.algorithm == ConvAlgorithm::matrix && device)
       bytes = matrix_weight_grad_workspace(g, dtype, layout, *device);
-    if (c.algorithm == ConvAlgorithm::columns && device)
-      bytes = columns_weight_grad_workspace(g, dtype, *device);
+    if (c.algorithm == ConvAlgorithm::columns) {
+      variant = "gathered pixels";
+      if (device) bytes = columns_weight_grad_workspace(g, dtype, *device);
+    }
     if (c.algorithm == ConvAlgorithm::simt || c.algorithm == ConvAlgorithm::tensor)
       bytes = weight_grad_workspace(g, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) {

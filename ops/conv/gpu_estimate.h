@@ -216,27 +216,38 @@ inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
           planes.planes};
 }
 
-/// Of x's gradient: products with what is gathered for all taps, in small tiles whose rows begin anywhere or
-/// at whole vectors, and their turns.
+/// cuBLASLt's products of so many matrices, some at a time, in small tiles; and their turns.
+struct SmallTiles {
+  SmallTiles(std::int64_t rows, std::int64_t columns, std::int64_t matrices, double sums, double times)
+      : depth(sums + 15) {
+    const auto tiles = [&](std::int64_t size) {
+      return static_cast<double>(count(rows, size) * count(columns, size) * matrices);
+    };
+    products = tiles(32) * depth * (32 * 32 / 2.5e7);
+    turns = times * std::ceil(tiles(64) / times / 132) / 1e3;
+  }
+  /// Turns whose sums begin at whole vectors: long ones are split.
+  double split_turns() const { return turns * std::min(depth, 1500.0); }
+  double depth, products, turns;
+};
+
+/// Of x's gradient: products with what is gathered for all taps, whose rows begin anywhere or at whole
+/// vectors.
 inline Terms of_gathered_columns(const ConvCall& c) {
   const int bytes = c.operands.element_bytes;
   const conv_columns::Gathered z(c.g, bytes);
-  const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n),
-             depth = static_cast<double>(c.g.group_co() * z.taps + 15);
-  const auto tiles = [&](std::int64_t size) {
-    return static_cast<double>(count(c.g.group_ci(), size) * count(z.pixels, size) * c.g.groups) * images;
-  };
-  const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
-  const bool are_whole = z.pixels * bytes % 16 == 0 && c.g.group_co() * z.taps * bytes % 16 == 0;
-  const double products = tiles(32) * depth * (32 * 32 / 2.5e7),
-               turns = parts * std::ceil(tiles(64) / parts / 132) / 1e3;
-  Terms t{1};
-  t[15] = images_moved(c, false), t[16] = images_moved(c, true);
-  t[17] = parts * static_cast<double>(z.calls(c.g.groups));
-  t[are_whole ? 10 : 11] = products;
-  t[12] = turns * (are_whole ? std::min(depth, 1500.0) : depth);
-  t[13] = moved(gathered, bytes), t[14] = gathered / 1e6;
-  return t;
+  const std::int64_t sums = c.g.group_co() * z.taps;
+  const auto parts = static_cast<double>(count(c.g.n, z.images));
+  const SmallTiles t(c.g.group_ci(), z.pixels, c.g.groups * c.g.n, static_cast<double>(sums), parts);
+  const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
+  const bool are_whole = z.pixels * bytes % 16 == 0 && sums * bytes % 16 == 0;
+  Terms terms{1};  // those of other products of the pass come first
+  terms[are_whole ? 10 : 11] = t.products;
+  terms[12] = are_whole ? t.split_turns() : t.turns * t.depth;
+  terms[13] = moved(gathered, bytes), terms[14] = gathered / 1e6;
+  terms[15] = images_moved(c, false), terms[16] = images_moved(c, true);
+  terms[17] = parts * static_cast<double>(z.calls(c.g.groups));
+  return terms;
 }
 
 /// Products with all taps, in tiles of 64, their sums, and calls of cuBLASLt; or of convolutions, which copy
@@ -321,33 +332,27 @@ inline Terms of_wgmma_weight_grad(const ConvCall& c) {
   return t;
 }
 
-/// Products with pixels that are gathered for all taps, in small tiles whose rows begin anywhere or at whole
-/// vectors, and their turns, of which long ones are split if they begin there; parts of sums are written and
-/// added.
+/// Products with pixels that are gathered for all taps, whose rows begin anywhere or at whole vectors; parts
+/// of sums are written and added.
 inline Terms of_columns_weight_grad(const ConvCall& c) {
   const int bytes = c.operands.element_bytes;
   const conv_columns::Gathered z(c.g, bytes);
+  const std::int64_t columns = c.g.group_co() * z.taps;
   const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n);
-  const auto tiles = [&](std::int64_t size) {
-    return static_cast<double>(count(c.g.group_ci(), size) * count(c.g.group_co() * z.taps, size) *
-                               c.g.groups);
-  };
-  const auto depth = static_cast<double>(z.pixels + 15);
-  const double products = tiles(32) * images * depth * (32 * 32 / 2.5e7),
-               turns = parts * std::ceil(tiles(64) * images / parts / 132) / 1e3;
+  const SmallTiles t(c.g.group_ci(), columns, c.g.groups * c.g.n, static_cast<double>(z.pixels), parts);
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
-  const bool are_whole = z.pixels * bytes % 16 == 0 && c.g.group_co() * z.taps % 4 == 0;
+  const bool are_whole = z.pixels * bytes % 16 == 0 && columns % 4 == 0;
   return {1,
-          products,
+          t.products,
           moved(gathered, bytes),
           gathered / 1e6,
           images_moved(c, true),
           images_moved(c, false),
           parts,
           moved(static_cast<double>(c.g.weight_shape().count()) * images, 4),
-          turns * std::min(depth, 1500.0),
-          are_whole ? 0 : products,
-          are_whole ? 0 : turns * depth};
+          t.split_turns(),
+          are_whole ? 0 : t.products,
+          are_whole ? 0 : t.turns * t.depth};
 }
 
 inline Terms of_direct_weight_grad(const ConvCall& c) {
