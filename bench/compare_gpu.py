@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """ConvTranspose2d on a GPU: Tapedeck's times beside PyTorch's, in one run.
 
-    python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,tf32_cl,bf16_cl]
-        [--tune] [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
+    python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl]
+        [--tune | --tune-slower] [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
         [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
 Builds the benchmark first unless --bench names one. A time is the device's, of one call in a replayed CUDA graph:
 the median over replays, random data; both sides have replays by the same rule, after the same rest. fp32 is float32
 accuracy (Precision::highest; TF32 off in PyTorch), tf32 and bf16 as they say, _cl with channels last. The shapes are
-those of bench/conv_shapes.h. PyTorch runs with cudnn.benchmark, which tries algorithms; --tune has ours tried, too.
+those of bench/conv_shapes.h. PyTorch runs with cudnn.benchmark, which tries algorithms; --tune has ours tried, too,
+--tune-slower for those layers that are slower than PyTorch's without, whose times it adds.
 --peer reads PyTorch's times (or those of shared/peers) from a file of JSON lines instead; without PyTorch only our
 times are printed. Ratios above 1: ours is faster. Exits with 1 if one is below --limit.
 
@@ -107,9 +108,10 @@ def mean(ratios):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
-    parser.add_argument("--modes", default="fp32,tf32,bf16,tf32_cl,bf16_cl")
+    parser.add_argument("--modes", default="fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl")
     parser.add_argument("--shapes", default="", help="all")
     parser.add_argument("--tune", action="store_true", help="try our algorithms, instead of estimating their times")
+    parser.add_argument("--tune-slower", action="store_true", help="try them for what is slower than PyTorch without")
     parser.add_argument("--peer")
     parser.add_argument("--json")
     parser.add_argument("--commit")
@@ -149,6 +151,13 @@ def main():
     if args.random:
         below = cliffs({k: r for k, r in ours.items() if k[0] in sets}, {k: r for k, r in ours.items() if k[0] in near})
         ours = {k: r for k, r in ours.items() if k[0] in sets}
+    losers = [(*key, op) for key, r in ours.items() for op in OPS if theirs.get(key, r)[op + "_ms"] < r[op + "_ms"]]
+    tried = {}
+    for mode in args.modes.split(",") if args.tune_slower else []:
+        names = dict.fromkeys(shape for shape, of, _ in losers if of == mode)
+        which = ["--sets", written({name: sets[name] for name in names})] if args.random else ["--shapes", ",".join(names)]
+        if names:
+            tried.update(lines(run([args.bench, "--tune", "--modes", mode, *which]))[0])
     ratios, slow = {}, []
     print(f"{'shape':10} {'mode':8}" + "".join(f"{op:>9} ms  PyTorch  ratio" for op in OPS))
     for (shape, mode), r in ours.items():
@@ -168,6 +177,11 @@ def main():
              for mode, by_op in ratios.items()}
     for mode, by_op in means.items():
         print(f"geometric mean {mode:8}", "  ".join(f"{op} {v:.2f}" for op, v in by_op.items()))
+    if args.tune_slower:
+        left = [(theirs[shape, mode][op + "_ms"] / tried[shape, mode][op + "_ms"], shape, mode, op) for shape, mode, op in losers]
+        left = sorted(x for x in left if x[0] < 1)
+        print(f"{len(losers)} slower than PyTorch's, {len(left)} with ours tried:", ", ".join(
+            f"{shape} {mode} {op} {ratio:.2f}" for ratio, shape, mode, op in left))
     if slow:
         print(f"{len(slow)} below {args.limit}:", ", ".join(slow))
     if args.random:
@@ -176,10 +190,11 @@ def main():
     if args.json:
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-        tried = {"tuned": True} if args.tune else {}
-        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **tried, **about, **about_peer, "geometric_means": {
+        all_tried = {"tuned": True} if args.tune else {}
+        head = json.dumps({"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d"), **all_tried, **about, **about_peer, "geometric_means": {
             mode: {op: round(v, 3) for op, v in by_op.items()} for mode, by_op in means.items()}}, indent=1)
-        times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")}}
+        times = [{**r, "pytorch": {k: round(v, 4) for k, v in theirs.get(key, {}).items() if k.endswith("_ms")},
+                  **({"tried": {k: v for k, v in tried[key].items() if k.endswith(("_ms", "_kernel"))}} if key in tried else {})}
                  for key, r in ours.items()]
         pathlib.Path(args.json).write_text(head[:-2] + ',\n "times": [\n' + ",\n".join(
             "  " + json.dumps(t) for t in times) + "\n ]\n}\n")

@@ -20,14 +20,23 @@ from scipy.optimize import least_squares
 from conv_sets import GPU, SMALL_GPU, random_sets, words
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns")
+ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "rows")
+WAYS = ("windows", "boxes", "rows")  # of wgmma, which are algorithms of weights' gradients
 MODES = (("fp32", "tf32", "bf16"), ("fp32_cl", "tf32_cl", "bf16_cl"))
 PASSES = ("fwd", "dx", "dw")
 ALL_MODES = ",".join(mode for of_layout in MODES for mode in of_layout)
+FORCED = {"boxes": [("halves", "fp32,tf32,fp32_cl,tf32_cl"), ("boxes", "bf16,bf16_cl")], "rows": [("rows", "tf32,bf16")]}
 FOR_DIRECT = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"
 FEW = 10  # layers, with which nothing is fitted
 FOLDS = 5
 NAMED = 6  # times as much count the layers of conv_shapes.h
+
+
+def computes(algorithm, op, kernel):
+    """Whether a kernel, as explain() tells it, is the algorithm's."""
+    if op == "dw" and algorithm in WAYS:
+        return kernel.startswith(f"wgmma ({algorithm}")
+    return algorithm not in WAYS and not (op == "dw" and algorithm == "wgmma") and kernel.split(" ")[0] == algorithm
 
 
 def lines(text):
@@ -80,7 +89,7 @@ class Layers:
                     key = line.get("shape"), line.get("mode"), op
                     kernel = line.get(f"{op}_kernel", "")
                     # Where an algorithm cannot compute a call another one does.
-                    if kernel.split(" ")[0] == algorithm and "thin" not in kernel and (*key, algorithm) in terms:
+                    if computes(algorithm, op, kernel) and "thin" not in kernel and (*key, algorithm) in terms:
                         self.of.setdefault(key, {})[algorithm] = (terms[(*key, algorithm)], line[f"{op}_ms"] * 1e3)
         self.names = sorted({name for name, _, _ in self.of})
 
@@ -143,9 +152,11 @@ def main():
         sets = args.times / "sets.txt"
         sets.write_text("".join(f"{name} {words(case)}\n" for name, case in {**random_sets(300, 1, GPU), **small}.items()))
         for algorithm in ALGORITHMS:
-            timed = bench([args.bench, "--sets", sets, "--modes", ALL_MODES], algorithm)
             shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
-            timed += bench([args.bench, "--modes", ALL_MODES, *shapes], algorithm)
+            timed = ""
+            for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
+                timed += bench([args.bench, "--sets", sets, "--modes", modes], forced)
+                timed += bench([args.bench, "--modes", modes, *shapes], forced)
             (args.times / f"{algorithm}.jsonl").write_text(timed)
     layers = Layers(args.bench, args.times)
     print("mode     pass slower than the fastest: all, unseen; worst")
@@ -160,7 +171,8 @@ def main():
                 for algorithm in ALGORITHMS:
                     samples = layers.samples(mode, op, algorithm)
                     if len(samples) < FEW:
-                        assert algorithm in ("depthwise", "columns"), (mode, op, algorithm)  # others serve all layers
+                        few = ("depthwise", "columns", "wgmma") if op == "dw" else ("depthwise", "columns", *WAYS)
+                        assert algorithm in (*few, "rows"), (mode, op, algorithm)  # others serve all layers
                         continue
                     factors[algorithm] = fit(samples)
                     for fold in range(FOLDS):

@@ -6,6 +6,7 @@
 
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/explain.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/tiled.h>
 
 namespace tapedeck::test {

@@ -40,9 +40,7 @@ bool is_of_share(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
   if (forced == ConvAlgorithm::halves && dtype != DType::float32) return false;
   if (forced == ConvAlgorithm::rows && (dtype == DType::float64 || layout == Layout::nhwc)) return false;
   if (forced == ConvAlgorithm::gathered && layout == Layout::nhwc) return false;
-  const bool of_wgmma = forced == ConvAlgorithm::boxes || forced == ConvAlgorithm::halves ||
-                        forced == ConvAlgorithm::gathered || forced == ConvAlgorithm::rows;
-  const std::string wanted = to_string(of_wgmma ? ConvAlgorithm::wgmma : forced);
+  const std::string wanted = to_string(is_way_of_wgmma(forced) ? ConvAlgorithm::wgmma : forced);
   const ConvExplanation e = cu::explain_on(g, dtype, layout, true);
   const auto is_wanted = [&](const ConvChoice& c) { return c.kernel == wanted; };
   return is_wanted(e.forward) || is_wanted(e.input_gradient) || is_wanted(e.weight_gradient);
@@ -62,15 +60,13 @@ void for_each_algorithm(F f) {
   for (ConvAlgorithm algorithm :
        {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
         ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
-        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::boxes, ConvAlgorithm::halves,
-        ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
+        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::windows, ConvAlgorithm::boxes,
+        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||
                               algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
-                              algorithm == ConvAlgorithm::boxes || algorithm == ConvAlgorithm::halves ||
-                              algorithm == ConvAlgorithm::gathered || algorithm == ConvAlgorithm::rows ||
-                              algorithm == ConvAlgorithm::automatic;
+                              is_way_of_wgmma(algorithm) || algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);
@@ -472,7 +468,8 @@ TEST_F(CudaConv, ExplainKnowsTheWorkspace) {
   });
 }
 
-// Both gradients use a copy of the result's gradient; each algorithm has its own form of it.
+// Both gradients use a copy of the result's gradient; each algorithm has its own form of it. Alone, what is
+// chosen for both together makes its own.
 TEST_F(CudaConv, GradientsTogetherAreThoseAlone) {
   Share share;
   for_each_algorithm([&] {
@@ -485,13 +482,20 @@ TEST_F(CudaConv, GradientsTogetherAreThoseAlone) {
                        w = Variable::parameter(randn(c.w).to(kCuda));
         Tape tape;
         const Variable y = conv_transpose2d(x, w, {}, c.options);
-        const Tensor gy = randn(y.shape()).to(layout).to(kCuda);
-        const auto gradients = [&](const Variables& of) {
-          return tape.gradient(y, of, {.gradient = gy, .retain = true});
-        };
-        const Variables both = gradients({x, w});
-        EXPECT_TRUE(same_bits(both[0].tensor().to(Device{}), gradients({x})[0].tensor().to(Device{})));
-        EXPECT_TRUE(same_bits(both[1].tensor().to(Device{}), gradients({w})[0].tensor().to(Device{})));
+        const Tensor gy = randn(y.shape()).to(layout).to(kCuda), gx = Tensor::empty_like(x.tensor()),
+                     gw = Tensor::empty_like(w.tensor());
+        const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
+        const Variables both = tape.gradient(y, {x, w}, {.gradient = gy});
+        {
+          const OperandCopies copies(true);
+          cu::conv2d(g, gy, w.tensor(), {}, gx);
+        }
+        {
+          const OperandCopies copies(true);
+          cu::conv_transpose2d_weight_grad(g, x.tensor(), gy, gw);
+        }
+        EXPECT_TRUE(same_bits(both[0].tensor().to(Device{}), gx.to(Device{})));
+        EXPECT_TRUE(same_bits(both[1].tensor().to(Device{}), gw.to(Device{})));
       }
     }
   });

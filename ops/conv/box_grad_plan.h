@@ -352,7 +352,7 @@ struct BoxGradWay {
 template <class F>
 void for_grad_folds(const ConvTranspose2dGeometry& g, const F& f) {
   constexpr std::int64_t kLeastChannels = 16;
-  if (g.group_ci() >= kLeastChannels && g.group_co() >= kLeastChannels) f(Fold(), g);
+  if (std::max(g.group_ci(), g.group_co()) >= kLeastChannels) f(Fold(), g);
   for_folds(g, 2, [&](const Fold& fold) {
     const ConvTranspose2dGeometry folded = fold.of(g);
     if (folded.ci >= kLeastChannels && folded.co >= kLeastChannels) f(fold, folded);

@@ -201,9 +201,7 @@ Choice choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layo
   const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? y : x);
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
-  if (a == ConvAlgorithm::boxes || a == ConvAlgorithm::halves || a == ConvAlgorithm::gathered ||
-      a == ConvAlgorithm::rows)
-    a = ConvAlgorithm::wgmma;  // which asks again
+  if (is_way_of_wgmma(a)) a = ConvAlgorithm::wgmma;  // which asks again
   const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
   Choice c = known ? Choice{a, "forced"} : choose_freely(call, dtype, y, offer);
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
@@ -337,13 +335,13 @@ struct Variants {
     }
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const Factors f = factors();
-      if (weight_grad_over_rows(g, layout, layout, f)) {
+      const WeightGradWay& way = weight_grad_way(g, layout, layout, f);
+      if (way.kind == GradKind::rows) {
         variant = f.are_float() ? "rows as they lie, of scaled halves" : "rows as they lie";
       } else {
-        const BoxGradWay& way = weight_grad_box_way(g, f);
-        const bool boxes = way.plan.exists();
+        const bool boxes = way.kind == GradKind::boxes;
         variant = products(boxes, boxes && f.are_float());
-        if (boxes) variant += folded(way.fold);
+        if (boxes) variant += folded(way.boxes.fold);
       }
       bytes = wgmma_weight_grad_workspace(g, layout, f);
     }
@@ -516,8 +514,8 @@ std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, Con
   for (const ConvAlgorithm a : conv_estimate::kEstimated)
     if (const double time = estimated(a); time <= kHopeless * least || std::isinf(time)) add(a);
   for (const ConvAlgorithm a :
-       {ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows,
-        ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
+       {ConvAlgorithm::windows, ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered,
+        ConvAlgorithm::rows, ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
     add(a);
   if (offer.has(ConvAlgorithm::wgmma) && y.dtype() != DType::float64) {
     for (const ConvCandidate& c : of_weight ? tiled_weight_grads(g, factors)

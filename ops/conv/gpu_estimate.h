@@ -13,81 +13,19 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
-#include <limits>
-#include <numeric>
 
-#include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
-#include <tapedeck/ops/conv/gpu_estimate_factors.h>
+#include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/strip_plan.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::conv_estimate {
 
-using conv_gemm::count;
-using conv_gemm::Factors;
 using conv_gemm::Plan;
-
-enum class ConvPass : std::uint8_t { forward, input_gradient, weight_gradient };
-
-/// What is multiplied, of float32 at the precision that is set now.
-inline Factors operands_of(DType dtype) {
-  return {static_cast<int>(size_of(dtype)),
-          dtype == DType::float32 && float32_precision() == Precision::highest ? 3 : 1};
-}
-
-/// What is computed, of float32 at the precision that is set now. The layout is that of what is read, and of
-/// both images where they have one.
-struct ConvCall {
-  ConvCall(const ConvTranspose2dGeometry& geometry, ConvPass of_pass, DType dtype, Layout of_images)
-      : g(geometry), pass(of_pass), operands(operands_of(dtype)), layout(of_images) {}
-  const ConvTranspose2dGeometry& g;
-  ConvPass pass;
-  Factors operands;
-  Layout layout;
-};
-
-/// Microseconds in which an H200 copies so many elements, reading or writing.
-inline double moved(double elements, int bytes) {
-  return elements * bytes / 4.1e6;
-}
-/// The part of an axis of y that taps reach.
-inline double reached(const ConvAxis& axis) {
-  std::int64_t reached = 0;
-  for (std::int64_t r = 0; r < axis.stride; ++r) reached += axis.taps(r) > 0;
-  return static_cast<double>(reached) / static_cast<double>(axis.stride);
-}
-/// Of x or y, in microseconds, of which gradients read what taps reach.
-inline double images_moved(const ConvCall& c, bool x) {
-  const Shape shape = x ? c.g.x_shape() : c.g.y_shape();
-  double part = 1;
-  if (!x && c.pass != ConvPass::forward)
-    part = reached(c.g.h) * (c.layout == Layout::nhwc ? reached(c.g.w) : 1);
-  return moved(part * static_cast<double>(shape.count()), c.operands.element_bytes);
-}
-/// What it takes to copy channels of x or y last (channels_last.cu), reading and writing, each as `parts`
-/// numbers of so many bytes: of y only rows that taps reach, though in nhwc more are copied where few rows
-/// are a tile. Nothing where they lie as kernels read them.
-inline double channels_copied(const ConvCall& c, bool x, int bytes, int parts = 1) {
-  const std::int64_t of_group = x ? c.g.group_ci() : c.g.group_co(), vector = 16 / bytes,
-                     padded = count(of_group, vector) * vector;
-  if (c.layout == Layout::nhwc && padded == of_group && bytes == c.operands.element_bytes) return 0;
-  const auto of = static_cast<double>((x ? c.g.x_shape() : c.g.y_shape()).count());
-  const bool all = x || c.pass == ConvPass::forward || c.g.h.stride > conv_gemm::kMaxPhases;
-  const double read = moved(of, c.operands.element_bytes),
-               written =
-                   moved(of * static_cast<double>(padded) / static_cast<double>(of_group), parts * bytes);
-  return (all ? 1 : reached(c.g.h)) * (read + written);
-}
-inline double weight_moved(const ConvCall& c) {
-  return moved(static_cast<double>(c.g.weight_shape().count()), c.operands.element_bytes);
-}
 
 /// Products of gathered tiles: those of all thread blocks, and of the turns that they run in.
 inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
@@ -114,13 +52,6 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
           out,
           apart,
           weight_moved(c)};
-}
-
-/// The part of two reads and a write of halves that it takes to make them of a float32 tensor of so many
-/// elements: large ones are read once (ops/largest.cuh).
-inline double halves_made(const conv_gemm::Factors& f, std::int64_t count) {
-  const double made = 4 + 2 * f.halves();
-  return count < kLeastSampled ? 1 : made / (4 + made);
 }
 
 /// Hopper's products, of which wgmma_choice.h knows the clocks.
@@ -296,42 +227,6 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
           weight_moved(c) * (share.splits + 1)};
 }
 
-/// The same of Hopper's: over boxes, or of gathered windows.
-inline Terms of_wgmma_weight_grad(const ConvCall& c) {
-  Terms t{1};
-  t[7] = weight_moved(c);
-  if (const conv_gemm::BoxGradPlan& p = conv_gemm::weight_grad_box_way(c.g, c.operands).plan; p.exists()) {
-    const auto copied = [&](bool x) {
-      const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
-      return c.operands.are_float()
-                 ? channels_copied(c, x, 2, c.operands.halves()) * halves_made(c.operands, count)
-                 : channels_copied(c, x, 2);
-    };
-    t[5] = images_moved(c, true) + images_moved(c, false);
-    t[11] = copied(true) + copied(false);
-    t[1] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() * p.tile.steps *
-           p.x_blocks * p.atoms * p.units / 1e2;
-    t[2] = std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * p.split_tiles() / 10.0;
-    t[6] = weight_moved(c) * p.splits() / p.cluster();
-    return t;
-  }
-  const int n = conv_gemm::gathered_channels(c.g.group_ci()), vector = 16 / c.operands.element_bytes;
-  const double tiles = static_cast<double>(
-      count(c.g.group_ci(), n) *
-      count(count(c.g.group_co(), vector) * vector * c.g.h.kernel * c.g.w.kernel, 128) * c.g.groups);
-  const conv_gemm::PixelSplits share(c.g.n * c.g.h.in * c.g.w.in, static_cast<std::int64_t>(tiles), 132,
-                                     128 / c.operands.element_bytes, 8);
-  const double chunks = std::ceil(tiles * share.splits / 132) * share.split_chunks;
-  const bool vectors =
-      c.layout == Layout::nhwc && c.g.group_ci() % vector == 0 && c.g.group_co() % vector == 0;
-  t[vectors ? 8 : 3] = chunks * 128 * n / 1e5;
-  t[vectors ? 9 : 4] = chunks / 10;
-  t[6] = weight_moved(c) * share.splits;
-  t[10] = images_moved(c, true) + images_moved(c, false);
-  t[11] = channels_copied(c, false, c.operands.element_bytes);
-  return t;
-}
-
 /// Products with pixels that are gathered for all taps, whose rows begin anywhere or at whole vectors; parts
 /// of sums are written and added.
 inline Terms of_columns_weight_grad(const ConvCall& c) {
@@ -352,7 +247,8 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
           moved(static_cast<double>(c.g.weight_shape().count()) * images, 4),
           t.split_turns(),
           are_whole ? 0 : t.products,
-          are_whole ? 0 : t.turns * t.depth};
+          are_whole ? 0 : t.turns * t.depth,
+          t.turns * t.depth};
 }
 
 inline Terms of_direct_weight_grad(const ConvCall& c) {
@@ -399,7 +295,9 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
 inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
   if (algorithm == ConvAlgorithm::strip) return of_strip(c, strip);
   if (c.pass == ConvPass::weight_gradient) {
-    if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_weight_grad(c);
+    if (algorithm == ConvAlgorithm::windows) return conv_gemm::of_windows_weight_grad(c);
+    if (algorithm == ConvAlgorithm::boxes) return conv_gemm::of_boxes_weight_grad(c);
+    if (algorithm == ConvAlgorithm::rows) return conv_gemm::of_rows_weight_grad(c);
     if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
     if (algorithm == ConvAlgorithm::direct) return of_direct_weight_grad(c);
     if (algorithm == ConvAlgorithm::columns) return of_columns_weight_grad(c);
@@ -412,20 +310,11 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
   return algorithm == ConvAlgorithm::direct ? of_direct_map(c, p) : of_depthwise_map(c, p);
 }
 
-inline constexpr double kClocksOfMicrosecond = 1750;
-
 /// Microseconds; infinity where too few such calls were measured.
 inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
-  const auto index =
-      std::find(std::begin(kEstimated), std::end(kEstimated), algorithm) - std::begin(kEstimated);
-  const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
-  if (algorithm == ConvAlgorithm::wgmma && c.pass == ConvPass::weight_gradient &&
-      conv_gemm::weight_grad_over_rows(c.g, c.layout, c.layout, c.operands))
-    return conv_gemm::row_grad_plan(c.g, c.operands.are_float()).clocks() / kClocksOfMicrosecond;
-  const Terms& factors = kFactors[c.layout == Layout::nhwc][static_cast<int>(c.pass)][precision][index];
-  if (factors == Terms{}) return std::numeric_limits<double>::infinity();
-  const Terms terms = terms_of(algorithm, c, strip);
-  return std::inner_product(terms.begin(), terms.end(), factors.begin(), 0.0);
+  if (algorithm == ConvAlgorithm::wgmma && c.pass == ConvPass::weight_gradient)
+    return conv_gemm::weight_grad_way(c.g, c.layout, c.layout, c.operands).microseconds;
+  return microseconds(algorithm, c, terms_of(algorithm, c, strip));
 }
 
 }  // namespace tapedeck::conv_estimate

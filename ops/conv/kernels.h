@@ -22,11 +22,11 @@
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
 //                of three TF32 parts at Precision::highest, else in TF32; bfloat16 and float16.
 //   wgmma        the same by Hopper's instructions, where these are: not float64. Over boxes of pixels, which
-//                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces, and weight
-//                gradients may take then, too; of nchw images both without a copy (box_gather.h), which
-//                `gathered` forces; columns of few channels are folded there (fold.h); or with
-//                operands gathered for each tap (wgmma_choice.cuh). Weight gradients in nchw, of 16 bits or
-//                in TF32's accuracy, also over rows as they lie (row_grad_plan.h), which `rows` forces.
+//                `boxes` forces; over boxes of scaled halves for float32, which `halves` forces; of nchw
+//                images both without a copy (box_gather.h), which `gathered` forces; columns of few channels
+//                are folded there (fold.h); or with operands gathered for each tap (wgmma_choice.cuh), which
+//                `windows` forces. Weight gradients in nchw, of 16 bits or in TF32's accuracy, also over rows
+//                as they lie (row_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
@@ -49,8 +49,8 @@
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
-// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `boxes`, `halves`,
-// `gathered` and `rows`.
+// `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `windows`, `boxes`,
+// `halves`, `gathered` and `rows`.
 // What a device does not have, or what cannot compute a call, counts as `automatic`.
 #pragma once
 
@@ -80,7 +80,7 @@ enum class ConvAlgorithm : std::uint8_t {
   simt,
   tensor,
   wgmma,
-  boxes,
+  boxes,  // and these: is_way_of_wgmma()
   halves,
   gathered,
   rows
@@ -89,6 +89,10 @@ enum class ConvAlgorithm : std::uint8_t {
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or
 /// what TAPEDECK_CONV_ALGORITHM names.
 void set_conv_algorithm(ConvAlgorithm algorithm);
+/// Whether it is a way of a GPU's wgmma (`windows` are the CPU's, too).
+constexpr bool is_way_of_wgmma(ConvAlgorithm a) {
+  return a == ConvAlgorithm::windows || a >= ConvAlgorithm::boxes;
+}
 /// What the calling thread's next call uses. Throws Error when TAPEDECK_CONV_ALGORITHM names none.
 ConvAlgorithm conv_algorithm();
 std::string to_string(ConvAlgorithm algorithm);

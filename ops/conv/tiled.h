@@ -16,9 +16,9 @@ namespace tapedeck::conv_gemm {
 inline constexpr double kMostOfBest = 1.5, kMissedClocks = 6000;
 inline constexpr int kMostOfKind = 3, kMostTiled = 28;
 
-/// As a scope would force what is taken; `automatic`: windows.
+/// As a scope would force what is taken.
 inline ConvCandidate map_taken(const MapWay& way) {
-  if (way.kind == MapKind::windows) return {};
+  if (way.kind == MapKind::windows) return ConvAlgorithm::windows;
   return {way.gathers()                 ? ConvAlgorithm::gathered
           : way.kind == MapKind::halves ? ConvAlgorithm::halves
                                         : ConvAlgorithm::boxes,
@@ -26,10 +26,10 @@ inline ConvCandidate map_taken(const MapWay& way) {
 }
 inline ConvCandidate weight_grad_taken(const ConvTranspose2dGeometry& g, Layout x, Layout y,
                                        const Factors& f) {
-  if (weight_grad_over_rows(g, x, y, f)) return ConvAlgorithm::rows;
-  const BoxGradWay& way = weight_grad_box_way(g, f);
-  if (!way.plan.exists()) return {};
-  return {f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.tiling()};
+  const WeightGradWay& way = weight_grad_way(g, x, y, f);
+  if (way.kind == GradKind::rows) return ConvAlgorithm::rows;
+  if (way.kind == GradKind::windows) return ConvAlgorithm::windows;
+  return {f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.boxes.tiling()};
 }
 
 /// Of a map: a few of each kind of boxes, fold, split, joined phases, results, blocks and turns. (Of the

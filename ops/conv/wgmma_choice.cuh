@@ -48,12 +48,18 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
-  if constexpr (Math::kParts == 1)
-    if (weight_grad_over_rows(g, x.layout(), y.layout(), factors_of<Math>) &&
-        row_weight_grad<Boxes>(g, x, y, w))
-      return;
-  if (const BoxGradWay& way = weight_grad_box_way(g, factors_of<Math>); way.plan.exists())
-    return box_weight_grad<Boxes>(g, way, x, y, w);
+  const auto way = [&](bool rows) -> const WeightGradWay& {
+    return weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, rows);
+  };
+  bool rows = true;
+  if constexpr (Math::kParts == 1) {
+    if (way(true).kind == GradKind::rows) {
+      if (row_weight_grad<Boxes>(g, x, y, w)) return;
+      rows = false;
+    }
+  }
+  if (const WeightGradWay& other = way(rows); other.kind == GradKind::boxes)
+    return box_weight_grad<Boxes>(g, other.boxes, x, y, w);
   gathered_weight_grad<Math>(g, x, y, w);
 }
 

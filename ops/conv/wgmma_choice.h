@@ -1,9 +1,8 @@
-// How the family is computed with Hopper's instructions: over boxes of pixels (wgmma_box.cuh,
-// wgmma_box_weight_grad.cuh), of the tensors' own type, or for float32 of scaled halves (scaled_half.cuh);
-// the weight's gradient over rows of nchw as they lie (wgmma_row_weight_grad.cuh); or with operands gathered
-// for each tap (wgmma_map.cuh, wgmma_weight_grad.cuh), where images are so small that boxes are mostly
-// padding, or there is little work. Host arithmetic: wgmma_choice.cuh does what is chosen here, explain()
-// says it.
+// How maps of the family are computed with Hopper's instructions (weight_grad_choice.h: the weight's
+// gradient): over boxes of pixels (wgmma_box.cuh), of the tensors' own type, or for float32 of scaled halves
+// (scaled_half.cuh); or with operands gathered for each tap (wgmma_map.cuh), where images are so small that
+// boxes are mostly padding, or there is little work. Host arithmetic: wgmma_choice.cuh does what is chosen
+// here, explain() says it.
 #pragma once
 
 #include <algorithm>
@@ -11,31 +10,12 @@
 
 #include <tapedeck/ops/conv/box_choice.h>
 #include <tapedeck/ops/conv/box_gather.h>
-#include <tapedeck/ops/conv/box_grad_plan.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/operand_copies.h>
-#include <tapedeck/ops/conv/row_grad_plan.h>
+#include <tapedeck/ops/conv/weight_grad_choice.h>
 #include <tapedeck/ops/conv/windows_choice.h>
 
 namespace tapedeck::conv_gemm {
-
-/// What is multiplied: elements of so many bytes; float32 as it is, one TF32 number, or in three products of
-/// such parts at its own accuracy.
-struct Factors {
-  int element_bytes = 4, parts = 1;
-
-  bool are_float() const { return element_bytes == 4; }
-  /// Of the scaled halves that are as accurate.
-  int halves() const { return parts == 3 ? 2 : 1; }
-};
-
-/// Whether the strides of images of halves are 32-bit numbers.
-inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
-  const auto row = [&](std::int64_t columns, std::int64_t channels) {
-    return columns * g.groups * (channels + 8) * parts;
-  };
-  return std::max(row(g.w.in, g.group_ci()), row(g.w.out, g.group_co())) < std::int64_t{1} << 31;
-}
 
 /// That a copy reads and writes in a clock of an H200, at 4.06 TB/s (an H100: 1700).
 inline constexpr double kCopiedBytes = 2300;
@@ -48,48 +28,6 @@ inline double halves_clocks(std::int64_t images, Layout layout, int parts, bool 
   if (for_weight_grad) return -count * copied / kCopiedBytes;
   const double read = images < kLeastSampled ? 8 : 4;
   return count * (read + 2 * parts - copied) / kCopiedBytes + 8000;
-}
-
-/// Whether the weight's gradient is computed over boxes, if there are tiles for them. Measured on an H200:
-/// they are faster but for little work a call or a byte, and images of less than 36 pixels that are not 16.
-inline bool weight_grad_over_boxes(const ConvTranspose2dGeometry& g, const Factors& f) {
-  const auto bytes = static_cast<double>((g.x_shape().count() + g.y_shape().count()) * 2);
-  const std::int64_t pixels = g.h.in * g.w.in;
-  const bool much = g.flops() >= 2e9 && g.flops() >= 24 * bytes && (pixels >= 36 || pixels == 16);
-  const bool forced = conv_algorithm() == (f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes);
-  return (much || forced) && (!f.are_float() || halves_fit(g, f.halves()));
-}
-
-/// How the weight's gradient is computed over boxes; without a plan where it is not.
-inline const BoxGradWay& weight_grad_box_way(const ConvTranspose2dGeometry& g, const Factors& f) {
-  static const BoxGradWay none;
-  if (!weight_grad_over_boxes(g, f)) return none;
-  const int parts = f.are_float() ? f.halves() : 1;
-  const BoxGradWay& tiled = box_grad_way(g, parts, ConvAlgorithmScope::tiling());
-  return tiled.plan.exists() ? tiled : box_grad_way(g, parts);
-}
-
-/// Whether it is computed over rows as they lie (row_grad_plan.h), instead of boxes of copies: of images in
-/// nchw, of 16 bits or in TF32's accuracy, where that is estimated to be faster. Of 25 layers on an H200 in
-/// bfloat16, 20 take 0.46 to 0.86 of the time of boxes with it, of the other five one would (0.94).
-inline bool weight_grad_over_rows(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f) {
-  const ConvAlgorithm forced = conv_algorithm();
-  if ((f.are_float() && (f.parts > 1 || !halves_fit(g, 1))) || x != Layout::nchw || y != Layout::nchw ||
-      forced == ConvAlgorithm::boxes || (f.are_float() && forced == ConvAlgorithm::halves))
-    return false;
-  if (forced != ConvAlgorithm::rows) {
-    constexpr std::int64_t kLeastChannels = 32;  // fewer were not measured
-    if (g.group_ci() < kLeastChannels || g.group_co() < kLeastChannels || !weight_grad_over_boxes(g, f))
-      return false;
-    const auto copied = static_cast<double>(g.x_shape().count() + g.y_shape().count());
-    // Clocks to read and write it, with which that was fitted; of float32 halves are written.
-    const double of_element = (f.are_float() ? 6 : 4) / 1700.0;
-    const BoxGradPlan& boxes = box_grad_way(g, 1).plan;
-    if (boxes.exists() &&
-        row_grad_plan(g, f.are_float()).clocks() > 0.96 * (boxes.clocks() + copied * of_element))
-      return false;
-  }
-  return row_grad_plan(g, f.are_float()).exists();
 }
 
 /// The most that is written at once of results of so many bytes, in images `width` wide of a tensor that
@@ -167,7 +105,8 @@ inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout 
   way.windows = windows_tile(way.plan, f.parts);
   way.clocks = way.windows.clocks;
   const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1,
-             shared = serve_both && weight_grad_over_boxes(g, f) && !weight_grad_over_rows(g, from, from, f);
+             shared = serve_both && weight_grad_way(g, from, from, f).kind == GradKind::boxes;
+  if (forced == ConvAlgorithm::windows) return way;
   // Of the ways so far.
   double least = way.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
   for_box_kinds(g, transposed, from, results, f, shared, [&](const BoxKind& k) {

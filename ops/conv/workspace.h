@@ -7,6 +7,7 @@
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::conv_gemm {
@@ -88,12 +89,12 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
                                                 const Factors& f) {
   const Images x(g, true), y(g, false);
   const std::int64_t taps = g.h.kernel * g.w.kernel;
-  if (weight_grad_over_rows(g, layout, layout, f))
+  const WeightGradWay& taken = weight_grad_way(g, layout, layout, f);
+  if (taken.kind == GradKind::rows)
     return row_grad_plan(g, f.are_float()).sums() * g.weight_shape().count() * 4;
-  const int halves = f.are_float() ? f.halves() : 1;
-  const BoxGradWay& way = weight_grad_box_way(g, f);
-  const BoxGradPlan& boxes = way.plan;
-  if (boxes.exists()) {
+  if (taken.kind == GradKind::boxes) {
+    const BoxGradWay& way = taken.boxes;
+    const int halves = f.are_float() ? f.halves() : 1;
     const std::int64_t sums = way.fold.exists() ? way.fold.of(g).weight_shape().count() * 4
                                                 : g.ci * taps * padded_channels(y, 2) * 4,
                        images = f.are_float()

@@ -1,0 +1,120 @@
+#include <tapedeck/ops/conv/weight_grad_choice.h>
+
+#include <cmath>
+
+#include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv/row_grad_plan.h>
+
+namespace tapedeck::conv_gemm {
+
+namespace {
+
+using conv_estimate::channels_copied;
+using conv_estimate::ConvCall;
+using conv_estimate::ConvPass;
+using conv_estimate::images_moved;
+using conv_estimate::Terms;
+using conv_estimate::weight_moved;
+
+/// Of a tiling, if one is forced that the layer has.
+const BoxGradWay& boxes_of(const ConvTranspose2dGeometry& g, const Factors& f) {
+  static const BoxGradWay none;
+  if (f.are_float() && !halves_fit(g, f.halves())) return none;
+  const int parts = f.are_float() ? f.halves() : 1;
+  const BoxGradWay& tiled = box_grad_way(g, parts, ConvAlgorithmScope::tiling());
+  return tiled.plan.exists() ? tiled : box_grad_way(g, parts);
+}
+
+/// Of images in nchw; without stages where they cannot be used.
+RowGradPlan rows_of(const ConvTranspose2dGeometry& g, const Factors& f) {
+  return f.are_float() && (f.parts > 1 || !halves_fit(g, 1)) ? RowGradPlan()
+                                                             : row_grad_plan(g, f.are_float());
+}
+
+Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
+  const auto copied = [&](bool x) {
+    const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
+    return c.operands.are_float()
+               ? channels_copied(c, x, 2, c.operands.halves()) * conv_estimate::halves_made(c.operands, count)
+               : channels_copied(c, x, 2);
+  };
+  const double tiles =
+      std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * static_cast<double>(p.split_tiles());
+  return {1,
+          tiles * p.tile.steps * p.x_blocks * p.atoms * p.units / 1e2,
+          tiles / 10,
+          images_moved(c, true) + images_moved(c, false),
+          copied(true) + copied(false),
+          weight_moved(c) * p.splits() / p.cluster(),
+          weight_moved(c),
+          tiles * p.stage_bytes() / 1e5};
+}
+
+Terms of_rows(const ConvCall& c, const RowGradPlan& p) {
+  return {1, p.clocks() / 1750, images_moved(c, true) + images_moved(c, false), weight_moved(c) * p.sums()};
+}
+
+WeightGradWay find_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
+                       bool may_be_rows) {
+  const ConvAlgorithm forced = conv_algorithm(),
+                      of_boxes_only = f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes;
+  const ConvCall c(g, ConvPass::weight_gradient, f,
+                   x == Layout::nhwc && y == Layout::nhwc ? Layout::nhwc : Layout::nchw);
+  WeightGradWay way;
+  way.microseconds = microseconds(ConvAlgorithm::windows, c, of_windows_weight_grad(c));
+  if (forced == ConvAlgorithm::windows) return way;
+  if (const BoxGradWay& boxes = boxes_of(g, f); boxes.plan.exists()) {
+    const double time = microseconds(ConvAlgorithm::boxes, c, of_boxes(c, boxes.plan));
+    if (time < way.microseconds || forced == of_boxes_only) way = {GradKind::boxes, boxes, time};
+  }
+  if (!may_be_rows || x != Layout::nchw || y != Layout::nchw || forced == ConvAlgorithm::boxes ||
+      forced == of_boxes_only)
+    return way;
+  if (const RowGradPlan rows = rows_of(g, f); rows.exists()) {
+    const double time = microseconds(ConvAlgorithm::rows, c, of_rows(c, rows));
+    if (time < way.microseconds || forced == ConvAlgorithm::rows) way = {GradKind::rows, {}, time};
+  }
+  return way;
+}
+
+}  // namespace
+
+const WeightGradWay& weight_grad_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
+                                     bool rows) {
+  const auto [a, b] = ConvAlgorithmScope::tiling().code();
+  return remembered(ConvQuestion(g, f.element_bytes, f.parts, x == y ? static_cast<int>(x) : 2, rows,
+                                 conv_algorithm(), a, b),
+                    [&] { return find_way(g, x, y, f, rows); });
+}
+
+Terms of_windows_weight_grad(const ConvCall& c) {
+  const int n = gathered_channels(c.g.group_ci()), vector = 16 / c.operands.element_bytes;
+  const double tiles = static_cast<double>(
+      count(c.g.group_ci(), n) *
+      count(count(c.g.group_co(), vector) * vector * c.g.h.kernel * c.g.w.kernel, 128) * c.g.groups);
+  const PixelSplits share(c.g.n * c.g.h.in * c.g.w.in, static_cast<std::int64_t>(tiles), 132,
+                          128 / c.operands.element_bytes, 8);
+  const double chunks = std::ceil(tiles * share.splits / 132) * share.split_chunks;
+  const bool vectors =
+      c.layout == Layout::nhwc && c.g.group_ci() % vector == 0 && c.g.group_co() % vector == 0;
+  Terms t{1, 0, 0, 0, 0, images_moved(c, true) + images_moved(c, false)};
+  t[vectors ? 2 : 1] = chunks * 128 * n / 1e5;
+  t[vectors ? 4 : 3] = chunks / 10;
+  t[6] = channels_copied(c, false, c.operands.element_bytes);
+  t[7] = weight_moved(c) * share.splits;
+  t[8] = weight_moved(c);
+  return t;
+}
+
+Terms of_boxes_weight_grad(const ConvCall& c) {
+  const BoxGradPlan& p = boxes_of(c.g, c.operands).plan;
+  return p.exists() ? of_boxes(c, p) : Terms{};
+}
+
+Terms of_rows_weight_grad(const ConvCall& c) {
+  const RowGradPlan p = c.layout == Layout::nchw ? rows_of(c.g, c.operands) : RowGradPlan();
+  return p.exists() ? of_rows(c, p) : Terms{};
+}
+
+}  // namespace tapedeck::conv_gemm
