@@ -87,7 +87,7 @@ def lines(text):
     """Times by shape and mode; and what the other lines say of the run."""
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     about = {k: v for r in found if "shape" not in r for k, v in r.items()}
-    return {(r["shape"], r["mode"]): r for r in found if "fwd_ms" in r}, about
+    return {(r["shape"], r["mode"]): r for r in found if all(op + "_ms" in r for op in OPS)}, about
 
 
 def cliffs(ours, near):
@@ -110,8 +110,9 @@ def main():
     parser.add_argument("--bench")
     parser.add_argument("--modes", default="fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl")
     parser.add_argument("--shapes", default="", help="all")
-    parser.add_argument("--tune", action="store_true", help="try our algorithms, instead of estimating their times")
-    parser.add_argument("--tune-slower", action="store_true", help="try them for what is slower than PyTorch without")
+    tune = parser.add_mutually_exclusive_group()
+    tune.add_argument("--tune", action="store_true", help="try our algorithms, instead of estimating their times")
+    tune.add_argument("--tune-slower", action="store_true", help="try them for what is slower than PyTorch without")
     parser.add_argument("--peer")
     parser.add_argument("--json")
     parser.add_argument("--commit")
@@ -178,7 +179,8 @@ def main():
     for mode, by_op in means.items():
         print(f"geometric mean {mode:8}", "  ".join(f"{op} {v:.2f}" for op, v in by_op.items()))
     if args.tune_slower:
-        left = [(theirs[shape, mode][op + "_ms"] / tried[shape, mode][op + "_ms"], shape, mode, op) for shape, mode, op in losers]
+        left = [(theirs[shape, mode][op + "_ms"] / tried.get((shape, mode), ours[shape, mode])[op + "_ms"], shape, mode, op)
+                for shape, mode, op in losers]
         left = sorted(x for x in left if x[0] < 1)
         print(f"{len(losers)} slower than PyTorch's, {len(left)} with ours tried:", ", ".join(
             f"{shape} {mode} {op} {ratio:.2f}" for ratio, shape, mode, op in left))

@@ -190,7 +190,7 @@ void list(const ConvShape& c) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string shapes, sets, modes = "fp32,tf32,bf16,bf16_cl,tf32_cl";
+  std::string shapes, sets, modes = "fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl";
   bool only_list = false, only_terms = false, twice = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];

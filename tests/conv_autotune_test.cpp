@@ -209,7 +209,7 @@ TEST(ConvAutotune, ReadsEachAlgorithmThatIsTried) {
   for (const Algorithm algorithm :
        {Algorithm::reference, Algorithm::matrix, Algorithm::columns, Algorithm::depthwise, Algorithm::direct,
         Algorithm::thin, Algorithm::strip, Algorithm::simt, Algorithm::tensor, Algorithm::wgmma,
-        Algorithm::boxes, Algorithm::halves, Algorithm::gathered, Algorithm::rows}) {
+        Algorithm::windows, Algorithm::boxes, Algorithm::halves, Algorithm::gathered, Algorithm::rows}) {
     const TemporaryFolder folder;
     const std::string path = folder / "choices";
     {

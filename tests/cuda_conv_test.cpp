@@ -468,9 +468,9 @@ TEST_F(CudaConv, ExplainKnowsTheWorkspace) {
   });
 }
 
-// Both gradients use a copy of the result's gradient; each algorithm has its own form of it. Alone, what is
-// chosen for both together makes its own.
-TEST_F(CudaConv, GradientsTogetherAreThoseAlone) {
+// Both gradients use a copy of the result's gradient, each algorithm its own form of it, with the same
+// results as when each makes one.
+TEST_F(CudaConv, GradientsTogetherReadTheSameCopies) {
   Share share;
   for_each_algorithm([&] {
     for (const LayerCase& c : kLayerCases) {

@@ -207,7 +207,8 @@ std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, ConvPas
   if (!shipped) return {};
   // Measured alone: not where both gradients read a copy that this would not make.
   const ConvAlgorithm a = shipped->candidate.algorithm;
-  const bool reads_y = a == ConvAlgorithm::gathered || (dtype == DType::float32 && a == ConvAlgorithm::boxes);
+  const bool floats = a == ConvAlgorithm::boxes || a == ConvAlgorithm::windows,
+             reads_y = a == ConvAlgorithm::gathered || (dtype == DType::float32 && floats);
   if (pass == ConvPass::input_gradient && reads_y && OperandCopies::serve_both()) return {};
   return KnownChoice{*shipped, true};
 }

@@ -349,6 +349,7 @@ struct BoxGradWay {
 };
 
 /// Calls f with the folds of a layer that have channels enough, and with their geometry; first without one.
+/// (One side may have few if the other has enough; folds of such layers were not measured.)
 template <class F>
 void for_grad_folds(const ConvTranspose2dGeometry& g, const F& f) {
   constexpr std::int64_t kLeastChannels = 16;

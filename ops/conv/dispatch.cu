@@ -226,6 +226,19 @@ Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tenso
   return c;
 }
 
+/// Whether what a map copies for boxes serves the weight's gradient, too: a tape wants both, and that is
+/// computed over boxes, as far as is known before its choice is measured.
+bool shares_copy(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
+  return OperandCopies::serve_both() &&
+         known_choice(g, ConvPass::weight_gradient, dtype, x, y, has_wgmma).algorithm ==
+             ConvAlgorithm::wgmma &&
+         conv_gemm::weight_grad_way(g, x, y, conv_estimate::operands_of(dtype)).kind ==
+             conv_gemm::GradKind::boxes;
+}
+bool shares_copy(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y) {
+  return shares_copy(g, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
+}
+
 /// Calls f with the Math of a tensor's type.
 template <class F>
 void visit_math(const char* op, DType dtype, ConvAlgorithm algorithm, F f) {
@@ -270,7 +283,7 @@ struct Variants {
   bool has_wgmma;
   std::optional<Device> device;  // if there is one
 
-  ConvChoice of_map(const Choice& c, bool transposed) const {
+  ConvChoice of_map(const Choice& c, bool transposed, bool shared) const {
     if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
     using namespace conv_gemm;
     std::string variant;
@@ -295,7 +308,7 @@ struct Variants {
           strip_plain_parts(g, dtype, layout, has_wgmma) * g.x_shape().count() * std::int64_t{sizeof(float)};
     if (c.algorithm == ConvAlgorithm::wgmma) {
       const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, element_bytes(), 0);
-      const MapWay way = map_way(g, transposed, layout, results, factors());
+      const MapWay way = map_way(g, transposed, layout, results, factors(), shared);
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
@@ -375,6 +388,7 @@ struct Variants {
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& weight,
                       const Tensor& bias, const Tensor& y, double negative_slope) {
+  const bool shared = shares_copy(g, x, y);
   const ConvAlgorithmScope scope(tuned(g, ConvPass::forward, x, y, weight));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
   const Tensor w = weight_for(algorithm, weight);
@@ -404,7 +418,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
     }
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) {
-        const bool whole = conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y, negative_slope);
+        const bool whole = conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y, negative_slope, shared);
         rectified = rectified || whole;
         return;
       }
@@ -416,6 +430,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 
 void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& weight, const Tensor& bias,
             const Tensor& x, double negative_slope) {
+  const bool shared = shares_copy(g, x, y);
   const ConvAlgorithmScope scope(tuned(g, ConvPass::input_gradient, x, y, weight));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::input_gradient, x, y).algorithm;
   const Tensor w = weight_for(algorithm, weight);
@@ -442,7 +457,7 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& wei
     if (algorithm == ConvAlgorithm::strip) return strip_plain(g, y, w, bias, x);
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) {
-        const bool whole = conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x, negative_slope);
+        const bool whole = conv_gemm::wgmma_map<Math>(g, false, y, w, bias, x, negative_slope, shared);
         rectified = rectified || whole;
         return;
       }
@@ -511,8 +526,10 @@ std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, Con
     found.push_back(a);
   };
   add(known_choice(g, pass, x, y).algorithm);
-  for (const ConvAlgorithm a : conv_estimate::kEstimated)
+  for (const ConvAlgorithm a : conv_estimate::kEstimated) {
+    if (is_way_of_wgmma(a)) continue;
     if (const double time = estimated(a); time <= kHopeless * least || std::isinf(time)) add(a);
+  }
   for (const ConvAlgorithm a :
        {ConvAlgorithm::windows, ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered,
         ConvAlgorithm::rows, ConvAlgorithm::matrix, ConvAlgorithm::thin, ConvAlgorithm::simt})
@@ -536,11 +553,13 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
                           std::optional<Device> device) {
   const Variants variants{g, dtype, layout, has_wgmma, device};
   const auto choice = [&](ConvPass pass) {
+    const bool shared = shares_copy(g, dtype, layout, layout, has_wgmma);
     const auto known = device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt;
     const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
     const Choice taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
-    ConvChoice c = pass == ConvPass::weight_gradient ? variants.of_weight_grad(taken)
-                                                     : variants.of_map(taken, pass == ConvPass::forward);
+    ConvChoice c = pass == ConvPass::weight_gradient
+                       ? variants.of_weight_grad(taken)
+                       : variants.of_map(taken, pass == ConvPass::forward, shared);
     if (known) {
       c.reason = concat(known->is_shipped ? "measured before: " : "measured: ", rounded(known->microseconds),
                         " microseconds");

@@ -18,10 +18,10 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
 /// Whether the next two run on a device. wgmma.cu.
 bool has_wgmma(Device device);
 /// The same by Hopper's instructions, for Tf32, Tf32x3 and Half. Whether `to` is rectified, too: negative
-/// results multiplied by the slope. wgmma_choice.cuh.
+/// results multiplied by the slope. `shared`: as of map_way(). wgmma_choice.cuh.
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to, double negative_slope);
+               const Tensor& bias, const Tensor& to, double negative_slope, bool shared = false);
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 

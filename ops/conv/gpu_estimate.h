@@ -59,7 +59,7 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed;
   const conv_gemm::BoxResults results =
       conv_gemm::box_results(c.layout, transposed ? c.g.w.out : c.g.w.in, c.operands.element_bytes, 0);
-  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.operands, false);
+  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.operands);
   const double out = images_moved(c, !transposed);
   Terms t{1};
   t[1 + static_cast<int>(way.kind)] = way.clocks / 1700;
@@ -307,7 +307,8 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
   if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_map(c, p);
   if (algorithm == ConvAlgorithm::tensor) return of_tensor_map(c, p);
   if (algorithm == ConvAlgorithm::columns) return of_columns(c, p);
-  return algorithm == ConvAlgorithm::direct ? of_direct_map(c, p) : of_depthwise_map(c, p);
+  if (algorithm == ConvAlgorithm::direct) return of_direct_map(c, p);
+  return algorithm == ConvAlgorithm::depthwise ? of_depthwise_map(c, p) : Terms{};
 }
 
 /// Microseconds; infinity where too few such calls were measured.

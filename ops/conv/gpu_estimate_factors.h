@@ -1,7 +1,7 @@
 // What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
 // H200 (2026-11-27; products with all taps and the ways of weights' gradients of the day, Hopper's other
-// products with the copies of d5e902f, the others as at 42b35e4), of 300 random layers, 60 small ones and those
-// of bench/conv_shapes.h.
+// products with the copies of d5e902f, the others as at 42b35e4), of 300 random layers, 60 small ones and
+// those of bench/conv_shapes.h.
 #pragma once
 
 #include <iterator>
@@ -85,7 +85,7 @@ inline constexpr Terms kFactors[2][3][3][std::size(kEstimated)] = {
        {2, 0.0451, 1.11, 0.984, 0.97, 1.08, 3.59, 2.55, 1.94, 0.214, 5.3, 0.639},
        {7, 0.47, 0, 4.72, 0, 2.62, 0, 1.69, 1.96},
        {11.6, 0.847, 1.15, 2.1, 0, 3.8, 0, 1.25},
-       {2.05, 0.942, 0.0729, 0.3}},
+       {2.05, 0.538, 0.0729, 0.3}},
       {{},
        {3.29, 11.8, 12.3, 3.33, 0.0666, 13.1},
        {7.91, 0.826, 3.13, 0.027, 0.925, 0, 0, 60.6},
@@ -94,7 +94,7 @@ inline constexpr Terms kFactors[2][3][3][std::size(kEstimated)] = {
        {2, 0.00519, 1.46, 0.597, 0.625, 1.39, 2.6, 2.01, 1.36, 0.171, 5.15, 0.8},
        {7.24, 0.438, 0, 4.45, 0, 3.13, 0, 4.2, 2.42},
        {8.56, 1.06, 0.0608, 0, 1.31, 5.04, 0.545, 0.996},
-       {2.65, 0.823, 0.317, 1.43}}}},
+       {2.65, 0.47, 0.317, 1.43}}}},
     {{{{5.87, 0.874, 0, 0.876, 0.976, 0.586, 0.484, 0, 0, 0.881, 2.49, 4.19},
        {9.75, 13, 0, 4.19, 0.51, 2.56, 2.73, 4.99},
        {17.1, 0, 0.983, 3.14, 0, 0, 0.768, 43.6},

@@ -51,7 +51,8 @@
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
 // `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `windows`, `boxes`,
 // `halves`, `gathered` and `rows`.
-// What a device does not have, or what cannot compute a call, counts as `automatic`.
+// What a device does not have, or what cannot compute a call, counts as `automatic`; without Hopper's
+// instructions wgmma and its ways count as `tensor`.
 #pragma once
 
 #include <optional>
@@ -80,7 +81,7 @@ enum class ConvAlgorithm : std::uint8_t {
   simt,
   tensor,
   wgmma,
-  boxes,  // and these: is_way_of_wgmma()
+  boxes,
   halves,
   gathered,
   rows
@@ -91,7 +92,8 @@ enum class ConvAlgorithm : std::uint8_t {
 void set_conv_algorithm(ConvAlgorithm algorithm);
 /// Whether it is a way of a GPU's wgmma (`windows` are the CPU's, too).
 constexpr bool is_way_of_wgmma(ConvAlgorithm a) {
-  return a == ConvAlgorithm::windows || a >= ConvAlgorithm::boxes;
+  using enum ConvAlgorithm;
+  return a == windows || a == boxes || a == halves || a == gathered || a == rows;
 }
 /// What the calling thread's next call uses. Throws Error when TAPEDECK_CONV_ALGORITHM names none.
 ConvAlgorithm conv_algorithm();

@@ -67,8 +67,9 @@ inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, b
 /// Of the weight's gradient: a few tiles of each fold and number of atoms.
 inline std::vector<ConvCandidate> tiled_weight_grads(const ConvTranspose2dGeometry& g, const Factors& f) {
   std::vector<ConvCandidate> some;
-  if (f.are_float() && !halves_fit(g, f.halves())) return some;
-  const std::vector<BoxGradWay> ways = grad_ways(g, f.are_float() ? f.halves() : 1, kMostOfKind);
+  const int parts = f.are_float() ? f.halves() : 1;
+  if (!halves_fit(g, parts)) return some;
+  const std::vector<BoxGradWay> ways = grad_ways(g, parts, kMostOfKind);
   double least = std::numeric_limits<double>::infinity();
   for (const BoxGradWay& way : ways) least = std::min(least, way.plan.clocks());
   for (const BoxGradWay& way : ways)

@@ -14,7 +14,7 @@
 
 namespace tapedeck::conv_gemm {
 
-/// Whether the strides of images of halves are 32-bit numbers.
+/// Whether the strides of copies of 16 bits, of so many parts, are 32-bit numbers.
 inline bool halves_fit(const ConvTranspose2dGeometry& g, int parts) {
   const auto row = [&](std::int64_t columns, std::int64_t channels) {
     return columns * g.groups * (channels + 8) * parts;

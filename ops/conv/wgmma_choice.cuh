@@ -1,4 +1,4 @@
-// The family with Hopper's instructions, as wgmma_choice.h chooses.
+// The family with Hopper's instructions, as wgmma_choice.h and weight_grad_choice.h choose.
 #pragma once
 
 #include <tapedeck/ops/conv/wgmma_choice.h>
@@ -22,10 +22,10 @@ using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
 
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to, double negative_slope) {
+               const Tensor& bias, const Tensor& to, double negative_slope, bool shared) {
   const BoxResults results = box_results(to.layout(), to.size(3), factors_of<Math>.element_bytes,
                                          reinterpret_cast<std::uintptr_t>(to.raw()));
-  const MapWay way = map_way(g, transposed, from.layout(), results, factors_of<Math>);
+  const MapWay way = map_way(g, transposed, from.layout(), results, factors_of<Math>, shared);
   const Fold& fold = way.boxes.fold;
   const auto over_boxes = [&]<class Of>() {
     if (!fold.exists()) return box_map<Of>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;

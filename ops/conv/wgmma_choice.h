@@ -95,17 +95,16 @@ inline double clocks_of(const BoxKind& k, const ConvTranspose2dGeometry& g, bool
 }
 
 /// The way of least clocks to images of `results` from those of a layout, or the one that is forced.
-/// `serve_both`: whether a copy serves the weight's gradient, too, if that is computed over boxes.
+/// `shared`: whether a copy for boxes serves the weight's gradient, too.
 inline MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
-                      const Factors& f, bool serve_both = OperandCopies::serve_both()) {
+                      const Factors& f, bool shared = false) {
   const ConvAlgorithm forced = conv_algorithm();
   const ConvTiling tiling = ConvAlgorithmScope::tiling();
   MapWay way;
   way.plan = Plan(g, transposed, f.element_bytes);
   way.windows = windows_tile(way.plan, f.parts);
   way.clocks = way.windows.clocks;
-  const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1,
-             shared = serve_both && weight_grad_way(g, from, from, f).kind == GradKind::boxes;
+  const bool gaps = !have_channels_last(results) && transposed && g.w.stride > 1;
   if (forced == ConvAlgorithm::windows) return way;
   // Of the ways so far.
   double least = way.clocks + (gaps ? static_cast<double>(g.y_shape().count()) * kGapClocks / 132 : 0);
