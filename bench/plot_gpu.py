@@ -23,7 +23,7 @@ def main():
     picture = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/images/gpu_conv.png"
     results = json.loads(source.read_text())
     shapes = list(dict.fromkeys(row["shape"] for row in results["times"]))
-    figure, panels = pyplot.subplots(1, len(MODES), figsize=(15, 5), sharex=True, sharey=True, layout="constrained")
+    figure, panels = pyplot.subplots(1, len(MODES), figsize=(13, 5), sharex=True, sharey=True, layout="constrained")
     for panel, (mode, name) in zip(panels, MODES.items()):
         rows = {row["shape"]: row for row in results["times"] if row["mode"] == mode}
         for op, (label, marker, colour) in PASSES.items():

@@ -6,8 +6,8 @@
 import json, math, pathlib, re, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODES = {"fp32": "float32, its full accuracy", "tf32": "TF32", "bf16": "bfloat16", "fp32_cl": "float32, channels last",
-         "tf32_cl": "TF32, channels last", "bf16_cl": "bfloat16, channels last"}
+MODES = {"fp32": "float32, its full accuracy", "tf32": "TF32", "bf16": "bfloat16", "tf32_cl": "TF32, channels last",
+         "bf16_cl": "bfloat16, channels last"}
 MODELS = {"vae": "VAE", "dcgan": "DCGAN"}
 
 
