@@ -5,6 +5,7 @@
 // by a second kernel.
 #include <algorithm>
 
+#include <tapedeck/ops/conv/direct_choice.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
@@ -18,7 +19,7 @@ namespace {
 using conv_gemm::Divider;
 using conv_gemm::ImageStrides;
 
-constexpr int kBlock = 256, kWarps = kBlock / 32;
+constexpr int kBlock = conv_direct::kGradThreads, kWarps = kBlock / 32;
 
 struct DirectWeightGradArguments {
   const void *x, *y;
@@ -74,13 +75,6 @@ __global__ void __launch_bounds__(kBlock)
       sum;
 }
 
-/// Images of a block: eight blocks for each multiprocessor of an H100.
-int split_images(const ConvTranspose2dGeometry& g) {
-  const std::int64_t wanted =
-      std::clamp<std::int64_t>(132 * 8 / (g.ci * g.group_co()), 1, std::min<std::int64_t>(g.n, 65535));
-  return static_cast<int>(ceil_div(g.n, wanted));
-}
-
 template <class T, int kTaps>
 void launch(DirectWeightGradArguments& a, const Tensor& w) {
   using V = accumulate_t<T>;
@@ -100,7 +94,8 @@ bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g) {
 }
 
 std::int64_t direct_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
-  return thin_weight_grad_fits(g, dtype, x, y) ? thin_weight_grad_splits(g) : ceil_div(g.n, split_images(g));
+  return thin_weight_grad_fits(g, dtype, x, y) ? thin_weight_grad_splits(g)
+                                               : ceil_div(g.n, conv_direct::grad_images(g));
 }
 
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
@@ -120,7 +115,7 @@ void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const
   a.dilation_h = narrow(g.h.dilation), a.dilation_w = narrow(g.w.dilation);
   a.pairs = narrow(g.ci * g.group_co());
   a.width = Divider(g.w.in);
-  a.split_images = split_images(g);
+  a.split_images = narrow(conv_direct::grad_images(g));
   visit_floating("conv", w.dtype(), [&]<class T>() {
     const std::int64_t taps = g.h.kernel * g.w.kernel;
     if (taps <= 9) return launch<T, 9>(a, w);

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include <tapedeck/ops/conv/columns.h>
+#include <tapedeck/ops/conv/direct_choice.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -118,7 +119,8 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
           images_moved(c, transposed),
           images_moved(c, !transposed),
           turns,
-          turns * channels};
+          turns * channels,
+          std::ceil(tiles * across / 264) / 10};
 }
 
 /// Planes of y, in thousands, and their elements, in millions, of as many planes as fill whole turns of 264
@@ -251,17 +253,23 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
           t.turns * t.depth};
 }
 
+/// Products of all pairs of channels, of whole turns of a block's threads; and what a block does that are as
+/// many as run at once.
 inline Terms of_direct_weight_grad(const ConvCall& c) {
-  const double pixels = static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups),
-               taps = static_cast<double>(c.g.h.kernel * c.g.w.kernel);
-  const double pairs = static_cast<double>(c.g.group_ci() * c.g.group_co());
+  const std::int64_t turns = count(c.g.h.in * c.g.w.in, conv_direct::kGradThreads),
+                     of_pairs = c.g.ci * c.g.group_co(), images = conv_direct::grad_images(c.g);
+  const double taps = static_cast<double>(c.g.h.kernel * c.g.w.kernel), pairs = static_cast<double>(of_pairs),
+               products = static_cast<double>(c.g.n * turns) * conv_direct::kGradThreads * pairs / 1e9,
+               blocks = std::ceil(static_cast<double>(of_pairs * count(c.g.n, images)) / (132 * 4));
   return {1,
-          pixels * pairs * taps / 1e9,
-          pixels * pairs / 1e9,
+          products * taps,
+          products,
           images_moved(c, true) + images_moved(c, false),
           images_moved(c, true) * static_cast<double>(c.g.group_co()) +
               images_moved(c, false) * static_cast<double>(c.g.group_ci()),
-          weight_moved(c)};
+          weight_moved(c),
+          blocks * static_cast<double>(images * turns) * taps / 1e3,
+          blocks / 10};
 }
 
 /// Channels last, threads of a block add their sums one after the other, those of few channels more often;
