@@ -159,7 +159,7 @@ struct SmallTiles {
     products = tiles(32) * depth * (32 * 32 / 2.5e7);
     turns = times * std::ceil(tiles(64) / times / 132) / 1e3;
   }
-  /// Turns whose sums begin at whole vectors: long ones are split.
+  /// Turns whose sums begin at whole vectors, of which cuBLASLt splits long ones, though not all.
   double split_turns() const { return turns * std::min(depth, 1500.0); }
   double depth, products, turns;
 };

@@ -20,6 +20,8 @@ struct Factors {
   bool are_float() const { return element_bytes == 4; }
   /// Of the scaled halves that are as accurate.
   int halves() const { return parts == 3 ? 2 : 1; }
+  /// Of what boxes of the weight's gradient have: these, or the 16-bit operands themselves.
+  int of_boxes() const { return are_float() ? halves() : 1; }
 };
 
 }  // namespace tapedeck::conv_gemm

@@ -67,9 +67,8 @@ inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, b
 /// Of the weight's gradient: a few tiles of each fold and number of atoms.
 inline std::vector<ConvCandidate> tiled_weight_grads(const ConvTranspose2dGeometry& g, const Factors& f) {
   std::vector<ConvCandidate> some;
-  const int parts = f.are_float() ? f.halves() : 1;
-  if (!halves_fit(g, parts)) return some;
-  const std::vector<BoxGradWay> ways = grad_ways(g, parts, kMostOfKind);
+  if (!halves_fit(g, f.of_boxes())) return some;
+  const std::vector<BoxGradWay> ways = grad_ways(g, f.of_boxes(), kMostOfKind);
   double least = std::numeric_limits<double>::infinity();
   for (const BoxGradWay& way : ways) least = std::min(least, way.plan.clocks());
   for (const BoxGradWay& way : ways)

@@ -25,10 +25,9 @@ using conv_estimate::weight_moved;
 /// Of a tiling, if one is forced that the layer has; without a plan where boxes cannot be.
 const BoxGradWay& boxes_of(const ConvTranspose2dGeometry& g, const Factors& f) {
   static const BoxGradWay none;
-  const int parts = f.are_float() ? f.halves() : 1;
-  if (!halves_fit(g, parts)) return none;
-  const BoxGradWay& tiled = box_grad_way(g, parts, ConvAlgorithmScope::tiling());
-  return tiled.plan.exists() ? tiled : box_grad_way(g, parts);
+  if (!halves_fit(g, f.of_boxes())) return none;
+  const BoxGradWay& tiled = box_grad_way(g, f.of_boxes(), ConvAlgorithmScope::tiling());
+  return tiled.plan.exists() ? tiled : box_grad_way(g, f.of_boxes());
 }
 
 /// Of images in nchw; without stages where they cannot be used.

@@ -48,18 +48,14 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
-  const auto way = [&](bool rows) -> const WeightGradWay& {
-    return weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, rows);
-  };
-  bool rows = true;
+  const WeightGradWay* way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>);
   if constexpr (Math::kParts == 1) {
-    if (way(true).kind == GradKind::rows) {
+    if (way->kind == GradKind::rows) {
       if (row_weight_grad<Boxes>(g, x, y, w)) return;
-      rows = false;
+      way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, false);
     }
   }
-  if (const WeightGradWay& other = way(rows); other.kind == GradKind::boxes)
-    return box_weight_grad<Boxes>(g, other.boxes, x, y, w);
+  if (way->kind == GradKind::boxes) return box_weight_grad<Boxes>(g, way->boxes, x, y, w);
   gathered_weight_grad<Math>(g, x, y, w);
 }
 

@@ -94,11 +94,10 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
     return row_grad_plan(g, f.are_float()).sums() * g.weight_shape().count() * 4;
   if (taken.kind == GradKind::boxes) {
     const BoxGradWay& way = taken.boxes;
-    const int halves = f.are_float() ? f.halves() : 1;
     const std::int64_t sums = way.fold.exists() ? way.fold.of(g).weight_shape().count() * 4
                                                 : g.ci * taps * padded_channels(y, 2) * 4,
                        images = f.are_float()
-                                    ? halves_bytes(x, halves) + halves_bytes(y, halves)
+                                    ? halves_bytes(x, f.halves()) + halves_bytes(y, f.halves())
                                     : channels_last_bytes(x, layout, 2) + channels_last_bytes(y, layout, 2);
     return images + (way.written_sums(false) + (way.fold.exists() ? 1 : 0)) * sums;
   }

@@ -8,8 +8,8 @@
 // turns on two cores of Zen 5): kb81 takes 1.03 of the time with one thread, 0.85 to 0.94 with two; kb75, where
 // rows are computed in pairs, too, 0.83 to 0.89 and 0.98 to 1.07. Tried before: joined lines stored a few at a
 // time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14). And on a Zen 4, of kb81: a channel
-// written in pieces of 8 to 20 lines (1.2 to 1.6), two to four channels at once, tiles of one or two vectors,
-// between which channels come sooner (all three the same).
+// written in pieces of 8 to 20 lines (1.2 to 2.1); two to four channels at once, or tiles of one or two vectors,
+// between which channels come sooner (both no faster, as far as a noisy host tells).
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
