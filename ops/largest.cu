@@ -138,6 +138,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
   std::int64_t most = 1;
   bool cleared = false;
   const std::uint64_t capture = current_capture(a.device());  // one question to the driver
+  const bool apart = a.read() != b.read();  // else copies of both, at once, share their words
   const auto find = [&](const Tensor& x, Next next, int i) {
     // A kept copy goes with the words that it was scaled by, even if the tensor has forgotten them.
     words_[i] = OperandCopies::find(x, {});
@@ -150,7 +151,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
       OperandCopies::keep(x, {}, words);
       words_[i] = words;
       Operand operand(x);
-      magnitudes_[i].is_guess = next == Next::copies && operand.can_be_sampled();
+      magnitudes_[i].is_guess = apart && next == Next::copies && operand.can_be_sampled();
       if (magnitudes_[i].is_guess) operand.sample();
       most = std::max({most, operand.vectors * 4, operand.count - operand.first});
       found[count] = words.get();

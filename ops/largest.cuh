@@ -11,10 +11,11 @@
 // took 1.04 to 1.12 times as long.)
 //
 // Two words hold it: what was found, or 16 times the sample's largest; and 0, or the largest of what is
-// beyond that. Their maximum is what operands are scaled by. Copies know the second word only for all of a
-// tensor, so those that leave elements out do not use samples. Of such large tensors the last bits of
-// results depend on whether the magnitude was known: the same program gives the same bits each time, a tensor
-// and its copy need not.
+// beyond that. Their maximum is what operands are scaled by. The second word is of what the first copy takes:
+// of y all rows that some tap reaches, of which every later reader that shares its words reads some
+// (conv/operand_copies.h); tensors do not remember guesses. Of such large tensors the last bits of results
+// depend on whether the magnitude was known: the same program gives the same bits each time, a tensor and its
+// copy need not.
 #pragma once
 
 #include <memory>
@@ -55,13 +56,13 @@ void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words);
 /// A tensor's two words, on the device.
 struct Magnitude {
   const unsigned* words = nullptr;
-  bool is_guess = false;  // of a sample: the next to read all of the tensor raises the second word
+  bool is_guess = false;  // of a sample: the next to read the tensor raises the second word
 };
 
 /// The largest magnitudes of two tensors, found on the current stream where they are not known.
 class Largest {
  public:
-  /// Whether all of a tensor is copied as halves next, so that a guess will do.
+  /// Whether a tensor is copied as halves next, at least all of it that is read later, so that a guess will do.
   enum class Next { reads, copies };
 
   Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b);

@@ -497,10 +497,6 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
 
 }  // namespace
 
-bool ChannelsLast::takes_all(const ConvAxis* rows) {
-  return rows_copied(rows).are_all();
-}
-
 void ChannelsLast::fold_columns(int fold) {
   strides.w *= fold, group_channels *= fold;
 }
@@ -520,7 +516,6 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
-  check(!largest.is_guess || copied.are_all(), "conv: a guessed magnitude of a copy that leaves rows out");
   const auto copy = std::make_shared<Storage>(
       static_cast<std::size_t>(images.size(0) * of_image) * kVectorBytes, Context::current(images.device()));
   auto* const to = static_cast<uint4*>(copy->data());

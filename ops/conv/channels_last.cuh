@@ -30,9 +30,6 @@ class ChannelsLast {
     if (make_) make_(preparations);
   }
 
-  /// Whether copies leave no rows out.
-  static bool takes_all(const ConvAxis* rows);
-
   const void* data;
   conv_gemm::ImageStrides strides;
   int group_channels;  // padded, of all columns that are one

@@ -318,8 +318,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    const bool all = gathers ? may_be_sampled(plan) : ChannelsLast::takes_all(rows);
-    largest.emplace(from, all ? copies : reads, w, reads);
+    largest.emplace(from, !gathers || may_be_sampled(plan) ? copies : reads, w, reads);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
   const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;

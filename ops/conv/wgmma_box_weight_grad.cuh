@@ -502,7 +502,7 @@ void box_weight_grad(const ConvTranspose2dGeometry& g, const BoxGradWay& way, co
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(x, copies, y, ChannelsLast::takes_all(&g.h) ? copies : reads);
+    largest.emplace(x, copies, y, copies);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
   const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int columns,
