@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """ConvTranspose2d on a GPU: Tapedeck's times beside PyTorch's, in one run.
 
-    python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,tf32_cl,bf16_cl]
+    python3 bench/compare_gpu.py [--bench build/bench/bench/cuda_conv_bench] [--modes fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl]
         [--tune | --tune-slower] [--shapes a,b] [--peer FILE] [--json bench/results/gpu_conv.json] [--limit 0.5]
         [--random 300 [--from 0 --to 100] [--neighbours 3] [--seed 1]]
 
@@ -108,7 +108,7 @@ def mean(ratios):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
-    parser.add_argument("--modes", default="fp32,tf32,bf16,tf32_cl,bf16_cl")
+    parser.add_argument("--modes", default="fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl")
     parser.add_argument("--shapes", default="", help="all")
     tune = parser.add_mutually_exclusive_group()
     tune.add_argument("--tune", action="store_true", help="try our algorithms, instead of estimating their times")

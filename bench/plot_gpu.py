@@ -23,12 +23,14 @@ def main():
     picture = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/images/gpu_conv.png"
     results = json.loads(source.read_text())
     shapes = list(dict.fromkeys(row["shape"] for row in results["times"]))
-    figure, panels = pyplot.subplots(1, len(MODES), figsize=(13, 5), sharex=True, sharey=True, layout="constrained")
-    for panel, (mode, name) in zip(panels, MODES.items()):
+    modes = {mode: name for mode, name in MODES.items() if mode in results["geometric_means"]}
+    figure, panels = pyplot.subplots(1, len(modes), figsize=(14, 5), sharex=True, sharey=True, layout="constrained")
+    for panel, (mode, name) in zip(panels, modes.items()):
         rows = {row["shape"]: row for row in results["times"] if row["mode"] == mode}
         for op, (label, marker, colour) in PASSES.items():
-            ratios = [rows[shape]["pytorch"][f"{op}_ms"] / rows[shape][f"{op}_ms"] for shape in shapes]
-            panel.plot(ratios, range(len(shapes)), marker, color=colour, markersize=5, alpha=0.85, label=label)
+            timed = [i for i, shape in enumerate(shapes) if shape in rows]
+            ratios = [rows[shapes[i]]["pytorch"][f"{op}_ms"] / rows[shapes[i]][f"{op}_ms"] for i in timed]
+            panel.plot(ratios, timed, marker, color=colour, markersize=5, alpha=0.85, label=label)
         panel.axvline(1, color="black", linewidth=1)
         panel.set_title(f"{name}\ngeometric mean {results['geometric_means'][mode]['all']:.2f}", fontsize=10)
         panel.set_xscale("log")

@@ -6,8 +6,8 @@
 import json, math, pathlib, re, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODES = {"fp32": "float32, its full accuracy", "tf32": "TF32", "bf16": "bfloat16", "tf32_cl": "TF32, channels last",
-         "bf16_cl": "bfloat16, channels last"}
+MODES = {"fp32": "float32, its full accuracy", "tf32": "TF32", "bf16": "bfloat16",
+         "fp32_cl": "float32, channels last", "tf32_cl": "TF32, channels last", "bf16_cl": "bfloat16, channels last"}
 MODELS = {"vae": "VAE", "dcgan": "DCGAN"}
 
 
@@ -27,6 +27,7 @@ def main():
         cells = []
         for op in ("fwd", "dx", "dw"):
             ratios = [r["pytorch"][f"{op}_ms"] / r[f"{op}_ms"] for r in times if r["mode"] == mode]
+            assert ratios, f"gpu_conv.json has no {mode}"
             cells.append(f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f} ({min(ratios):.2f})")
         text = with_row(text, name, cells)
 

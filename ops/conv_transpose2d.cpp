@@ -1,5 +1,7 @@
 #include <tapedeck/ops/conv_transpose2d.h>
 
+#include <optional>
+
 #include <tapedeck/core/backend.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
@@ -36,7 +38,11 @@ struct ConvTranspose2d final : Op {
 
   Variables backward(const OpContext& c, const Variables& gy) override {
     const auto [gu, gb] = rectified_gradients(c, gy[0], negative_slope_, detail::channel_dim(gy[0]));
-    const OperandCopies copies(c.needs_grad(0) && c.needs_grad(1));  // of gu
+    // They share what they make of gu; not if it is x, of which the weight's gradient reads rows that the
+    // other one may leave out (ops/largest.cuh).
+    const bool both = c.needs_grad(0) && c.needs_grad(1);
+    std::optional<OperandCopies> copies;
+    if (!both || gu.tensor().read() != c.input(0).tensor().read()) copies.emplace(both);
     return {c.needs_grad(0) ? detail::plain(call_, gu, c.input(1)) : Variable(),
             c.needs_grad(1) ? detail::correlation(call_, c.input(0), gu) : Variable(), gb};
   }

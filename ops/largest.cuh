@@ -12,10 +12,10 @@
 //
 // Two words hold it: what was found, or 16 times the sample's largest; and 0, or the largest of what is
 // beyond that. Their maximum is what operands are scaled by. The second word is of what the first copy takes:
-// of y all rows that some tap reaches, of which every later reader that shares its words reads some
-// (conv/operand_copies.h); tensors do not remember guesses. Of such large tensors the last bits of results
-// depend on whether the magnitude was known: the same program gives the same bits each time, a tensor and its
-// copy need not.
+// of y all rows that some tap reaches, of which those who share its words (conv/operand_copies.h) read some;
+// nobody may who reads others. Tensors do not remember guesses. Of such large tensors the last bits of
+// results depend on whether the magnitude was known: the same program gives the same bits each time, a tensor
+// and its copy need not.
 #pragma once
 
 #include <memory>
@@ -62,7 +62,8 @@ struct Magnitude {
 /// The largest magnitudes of two tensors, found on the current stream where they are not known.
 class Largest {
  public:
-  /// Whether a tensor is copied as halves next, at least all of it that is read later, so that a guess will do.
+  /// Whether a tensor is copied as halves next, at least all of it that is read later, so that a guess will
+  /// do.
   enum class Next { reads, copies };
 
   Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b);

@@ -2,6 +2,7 @@
 // against the definition. What is outside of a box, and the rest of shared memory, is NaN.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <tuple>
@@ -486,7 +487,7 @@ TEST(ConvBoxPlan, WeightGradientsOfSmallImages) {
 // What the kernel relies on, for plans of all sizes.
 TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
   ConvRandom random(45);
-  int chosen = 0, turns = 0;
+  int chosen = 0, turns = 0, splits = 0;
   for (int i = 0; i < 3000; ++i) {
     const ConvCase c = random.conv_case(i % 4 == 0 ? 300 : i % 4 == 1 ? 70 : 12, i % 2 == 0 ? 20 : 300);
     const ConvTranspose2dGeometry g = geometry_of(c);
@@ -543,11 +544,17 @@ TEST(ConvBoxPlan, ChoicesFitAMultiprocessor) {
           for (int phase = 0; phase < p.phases(); ++phase) most_boxes = std::max(most_boxes, p.boxes(phase));
           ASSERT_LE(choice.splits, most_boxes);
           ASSERT_GT(choice.tiles, 0);
+          ASSERT_TRUE(std::isfinite(choice.clocks));
+          if (choice.splits > 1) {
+            ++splits;
+            ASSERT_LE(choice.tiles * choice.splits, 132);
+          }
         }
     }
   }
   EXPECT_GT(chosen, 1000);
   EXPECT_GT(turns, 1000);
+  EXPECT_GT(splits, 100);
 }
 
 /// A way in numbers: what differs where its plan or its choice does (of tiles in turns, the lead).

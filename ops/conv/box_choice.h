@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -92,9 +93,10 @@ inline BoxWeights box_weights(const BoxPlan& p, bool transposed, BoxResults resu
 inline constexpr int kWeightRows = kBlockChannels / 2;  // of a block, that are brought at once as they lie
 
 /// What it takes to add the sums of splits: another kernel, and what is written or read of them in a clock.
-/// (Fitted to 396 layers' ways, timed on an H200. With 20,000 clocks and nothing for bytes, which hardly ever
-/// split anything, those that it changes took 1.05 times as long, with channels last 1.1.)
-inline constexpr double kSumClocks = 5000, kSumBytes = 1400;
+/// (Fitted to 397 layers' ways, timed on an H200: with 20,000 clocks and nothing for bytes, which was a
+/// guess, hardly anything was split, and these took 1.04 times as long, with channels last 1.1.) Boxes that
+/// the kernel makes are left to that guess: with less, single layers took 1.5 times as long.
+inline constexpr double kSumClocks = 7000, kSumBytes = 2800, kGatheredSumClocks = 20000;
 
 /// How a plan is computed. `places`: of each phase in a tile.
 struct BoxChoice {
@@ -275,9 +277,8 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const StoredRows stored(t, halves == 2, 0);
   const int stores =
       results == BoxResults::pixels ? stored.images * stored.rows / StoredRows::at_once(t, halves == 2) : 0;
-  const double written = (places * of_place + (gaps ? kGapClocks * all * kBlockChannels * blocks : 0)) /
-                             channel_copies(p.to_channels) +
-                         stores * 10,
+  const double of_gaps = gaps ? kGapClocks * all * kBlockChannels * blocks : 0,
+               written = (places * of_place + of_gaps) / channel_copies(p.to_channels) + stores * 10,
                parted = parts_of_rows.of(t, p.w.most());
   // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
   // has what is in stages to multiply: with less it waits.
@@ -316,16 +317,21 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     return c;
   }
   const double products = of_taps * 1.2 * std::max({multiplied, brought, refilled}) / p.phases();
-  c.clocks = static_cast<double>(count(c.tiles, 132)) * (products + written + parted + others) + packing;
-  // Splits, of at least eight taps each, where tiles leave multiprocessors without work.
+  // Tiles that leave half of the multiprocessors without work are split, into parts of at least eight taps.
+  // (Whole ones took 1.05 to 1.1 times as long as tiles in turns that seemed to be slower.)
   const std::int64_t of_tile = std::max(1, boxes / p.phases()),
                      most = std::min<std::int64_t>({of_tile, taps * p.chunks / p.phases() / 8,
                                                     132 / std::max<std::int64_t>(1, c.tiles)});
+  c.clocks =
+      most > 1 ? std::numeric_limits<double>::infinity()
+               : static_cast<double>(count(c.tiles, 132)) * (products + written + parted + others) + packing;
   for (int splits = 2; splits <= most; ++splits) {
     const double part = static_cast<double>(count(of_tile, splits)) / static_cast<double>(of_tile),
                  bytes =
                      4.0 * places * p.joined * kConsumerThreads / 2 * static_cast<double>(c.tiles) * splits,
-                 clocks = products * part + others + kSumClocks + 2 * bytes / kSumBytes + packing;
+                 added = (slots > 0 ? kGatheredSumClocks : kSumClocks) + 2 * bytes / kSumBytes +
+                         of_gaps / channel_copies(p.to_channels) * static_cast<double>(c.tiles) / 132,
+                 clocks = products * part + others + added + packing;
     if (clocks < c.clocks) c.splits = splits, c.clocks = clocks;
   }
   return c;

@@ -467,7 +467,7 @@ bool row_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   const DeviceScope scope(w.device());
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
-    // A guess is right for all of a tensor only if all of its rows are read, as x's are.
+    // Copies that share words may take rows of y that are not read here: then these are of no guess.
     using enum Largest::Next;
     largest.emplace(x, copies, y, p.stride_h == 1 && p.dilation_h == 1 ? copies : reads);
     call.largest_x = const_cast<unsigned*>(largest->a().words);
