@@ -98,6 +98,9 @@ function(tapedeck_configure_library)
   target_link_libraries(tapedeck PUBLIC Threads::Threads PRIVATE JPEG::JPEG PNG::PNG ZLIB::ZLIB)
   target_include_directories(tapedeck SYSTEM PRIVATE
     $<TARGET_PROPERTY:nlohmann_json::nlohmann_json,INTERFACE_INCLUDE_DIRECTORIES>)  # headers only
+  if(TAPEDECK_PRECOMPILE)
+    target_precompile_headers(tapedeck PRIVATE <tapedeck/tapedeck.h>)
+  endif()
   if(TAPEDECK_FUZZ)
     target_compile_options(tapedeck PRIVATE -fsanitize=fuzzer-no-link)  # counts edges for the fuzzers
   endif()

@@ -11,6 +11,7 @@
 #include <tapedeck/ops/conv/kernels.h>
 
 #include "errors.h"
+#include "sanitizers.h"
 
 namespace tapedeck::test {
 
@@ -36,6 +37,15 @@ void for_each_path(F f) {
   }
   set_conv_algorithm(ConvAlgorithm::automatic);
   limit_instruction_set(InstructionSet::avx512);
+}
+
+/// for_each_path() for long tests of many cases: under sanitizers a fifth of the paths, others each time.
+template <class F>
+void for_each_path_of_many_cases(F f) {
+  static int calls = 0;
+  for_each_path([&] {
+    if (calls++ % kFewer == 0) f();
+  });
 }
 
 }  // namespace tapedeck::test

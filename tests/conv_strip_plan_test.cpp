@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "conv_geometry.h"
+#include "sanitizers.h"
 
 namespace tapedeck::test {
 namespace {
@@ -531,7 +532,7 @@ bool check_ahead_weight_grad(const ConvCase& c, ConvRandom& random, int bytes) {
 
 TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
   ConvRandom random(33);
-  for (int i = 0; i < 1500; ++i) {
+  for (int i = 0; i < 1500 / kFewer; ++i) {
     const ConvCase c = i % 8 == 0 ? random.conv_case(8, 10) : random.conv_case(6, 3);
     if (c.stride[0] > kMaxPhases || c.stride[1] > kMaxPhases) continue;
     for (int element_bytes : {2, 4}) {
@@ -554,7 +555,7 @@ TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoes) {
 
 TEST(ConvStripPlan, MultipliesWhatTheDefinitionDoesWithChannelsLast) {
   ConvRandom random(34);
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < 120 / kFewer; ++i) {
     const ConvCase c = random.conv_case(4, 2, kStep);
     for (int element_bytes : {2, 4}) {
       SCOPED_TRACE("case " + std::to_string(i) + ", " + std::to_string(element_bytes) +

@@ -10,6 +10,7 @@
 
 #include "cuda_support.h"
 #include "program.h"
+#include "sanitizers.h"
 
 namespace tapedeck {
 namespace {
@@ -46,6 +47,11 @@ class Examples : public ProgramTest {
 
 constexpr const char* kData = "sprites:count=64,size=16";
 
+/// Epochs or steps. Under sanitizers fewer, after which nothing is expected of what was learned.
+std::string some(int steps) {
+  return std::to_string(steps / test::kFewer);
+}
+
 TEST_F(Examples, HelloTapeFindsTheGradient) {
   std::istringstream lines(run({"hello_tape"}));
   int rows = 0;
@@ -65,26 +71,29 @@ TEST_F(Examples, CustomOpAgreesWithDifferences) {
 }
 
 TEST_F(Examples, GradientPenaltyMeasuresADistance) {
-  const std::string out = run({"gradient_penalty", "500"});
+  const std::string out = run({"gradient_penalty", some(500)});
+  if (test::kSanitized) return;
   EXPECT_NEAR(last_number(out, "distance"), 5, 0.6) << out;
   EXPECT_NEAR(last_number(out, "mean slope"), 1, 0.15) << out;
 }
 
 TEST_F(Examples, AutoencoderCopiesImages) {
-  const std::string out = run({"autoencoder", kData, "150", "picture.png"});
-  EXPECT_LT(last_number(out, "loss"), 0.01) << out;  // 0.06 for black images
+  const std::string out = run({"autoencoder", kData, some(150), "picture.png"});
   expect_picture("picture.png", {3, 146, 146});
+  if (test::kSanitized) return;
+  EXPECT_LT(last_number(out, "loss"), 0.01) << out;  // 0.06 for black images
 }
 
 TEST_F(Examples, VariationalAutoencoderLearns) {
   const std::string early = run({"vae_mnist", kData, "1"}),
-                    late = run({"vae_mnist", kData, "150", "picture.png"});
-  EXPECT_LT(last_number(late, "loss"), 0.5 * last_number(early, "loss")) << late;
+                    late = run({"vae_mnist", kData, some(150), "picture.png"});
   expect_picture("picture.png", {3, 146, 146});
+  if (test::kSanitized) return;
+  EXPECT_LT(last_number(late, "loss"), 0.5 * last_number(early, "loss")) << late;
 }
 
 TEST_F(Examples, AdversariesStayInBalance) {
-  const std::string out = run({"dcgan", kData, "20", "picture.png"});
+  const std::string out = run({"dcgan", kData, some(20), "picture.png"});
   for (const char* player : {"discriminator", "generator"}) {
     EXPECT_GT(last_number(out, player), 0.001) << out;
     EXPECT_LT(last_number(out, player), 10) << out;

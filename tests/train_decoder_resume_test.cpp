@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "sanitizers.h"
 #include "train_decoder.h"
 
 namespace tapedeck {
@@ -52,9 +53,12 @@ INSTANTIATE_TEST_SUITE_P(
                             {"--model", "model.txt", "--loss", "bce", "--schedule", "constant"}}),
     [](const auto& instance) { return instance.param.name; });
 
+/// Steps that take longer than interrupting them does.
+const std::string kLong = std::to_string(400 / test::kFewer);
+
 TEST_F(TrainDecoder, CtrlCLeavesACheckpointThatGoesOnToTheSameBits) {
-  expect_ok(run(with({"--steps", "400", "--out", "unbroken"})));
-  const pid_t child = start(with({"--steps", "400", "--out", "broken"}));
+  expect_ok(run(with({"--steps", kLong, "--out", "unbroken"})));
+  const pid_t child = start(with({"--steps", kLong, "--out", "broken"}));
   wait_until(child, [&] { return content("broken/metrics.csv").size() > 100; });
   kill(child, SIGINT);
   const Ended ended = wait(child);
@@ -77,7 +81,7 @@ TEST_F(TrainDecoder, ASecondCtrlCAborts) {
 }
 
 TEST_F(TrainDecoder, AKilledRunGoesOnToTheSameBits) {
-  expect_ok(run(with({"--steps", "400", "--out", "unbroken"})));
+  expect_ok(run(with({"--steps", kLong, "--out", "unbroken"})));
   const std::string checkpoint = path("broken/checkpoint.safetensors");
   const auto written = [&] {
     return fs::exists(checkpoint) ? fs::last_write_time(checkpoint) : fs::file_time_type::min();
@@ -85,7 +89,7 @@ TEST_F(TrainDecoder, AKilledRunGoesOnToTheSameBits) {
   for (int i = 0; i < 8; ++i) {
     const auto before = written();
     const pid_t child = start(i > 0 ? std::vector<std::string>{"--resume", "broken"}
-                                    : with({"--steps", "400", "--out", "broken", "--checkpoint-every", "1"}));
+                                    : with({"--steps", kLong, "--out", "broken", "--checkpoint-every", "1"}));
     wait_until(child, [&] { return written() != before; });
     std::this_thread::sleep_for(std::chrono::microseconds(700 * i));  // somewhere in a later checkpoint
     kill(child, SIGKILL);
@@ -118,16 +122,16 @@ TEST_F(TrainDecoder, ARunCanChangeItsKindOfLength) {
   double least = 1;
   for (const std::string out : {"steps", "again", "once more"}) {
     if (least < 1e-4) break;
-    expect_ok(run(with({"--steps", "300", "--stop-at", "120", "--out", out})));
+    expect_ok(run(with({"--steps", "75", "--stop-at", "30", "--out", out})));
     EXPECT_GT(last_lr(out), 1e-3);
     expect_ok(run({"--resume", out, "--minutes", "0.1"}));
     least = last_lr(out);
   }
   EXPECT_LT(least, 1e-4);
   expect_ok(run(with({"--minutes", "0.02", "--stop-at", "4", "--out", "minutes"})));
-  expect_ok(run({"--resume", "minutes", "--steps", "300", "--stop-at", "99"}));
+  expect_ok(run({"--resume", "minutes", "--steps", "75", "--stop-at", "24"}));
   EXPECT_GT(last_lr("minutes"), 1e-3);
-  expect_ok(run({"--resume", "minutes", "--steps", "300"}));
+  expect_ok(run({"--resume", "minutes", "--steps", "75"}));
   EXPECT_LT(last_lr("minutes"), 1e-4);
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include "sanitizers.h"
 #include "train_decoder.h"
 
 namespace tapedeck {
@@ -42,6 +43,7 @@ TEST_F(TrainDecoder, NamesRunFoldersByDataAndModel) {
 }
 
 TEST_F(TrainDecoder, LearnsAFewImages) {
+  if (test::kSanitized) GTEST_SKIP() << "about values only";
   const Ended ended = run(with({"--epochs", "150", "--out", "run"}));
   expect_ok(ended);
   const std::size_t at = ended.out.find("averaged): ");
@@ -160,6 +162,7 @@ TEST_F(TrainDecoder, AFullDiskUnderStdoutIsAnError) {
 }
 
 TEST_F(TrainDecoder, AnAverageOfABatchNormalisedDecoderIsAsGoodAsItsWeights) {
+  if (test::kSanitized) GTEST_SKIP() << "about values only";
   // What the average decodes to takes its running statistics from training.
   const auto last_psnr = [&](const char* ema) {
     const Ended ended = run(with({"--model", "dcgan", "--epochs", "40", "--ema", ema}));
