@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
 """What a GPU's estimates of convolution times (ops/conv/gpu_estimate.h) multiply their terms by.
 
-    python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench --times FOLDER [--measure] [--write]
+    python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench [--times bench/results/fit]
+        [--measure [wgmma,strip] [--commit NAME]] [--write]
 
---measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by every algorithm
-(direct kernels take seconds for some, which are left out), into a file of JSON lines for each, FOLDER/ALGORITHM.jsonl,
-beside FOLDER/sets.txt: some minutes. Then, on any machine, factors are fitted to these times: sums of terms times factors
-of at least 0 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less.
---write writes ops/conv/gpu_estimate_factors.h. Needs SciPy.
+--measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by algorithms, all
+or those named (direct kernels take seconds for some layers, which are left out), three minutes each, into a file for
+each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
+whose kernels did not change keep theirs.
+Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
+(the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes
+ops/conv/gpu_estimate_factors.h. Needs SciPy.
 
 For each pass and mode it prints how much slower than the fastest algorithm the chosen one is, as a geometric mean:
 with the factors of all layers, and of those that a fifth of the layers had no part in (which is judged); and the worst.
 """
-import argparse, json, math, os, pathlib, subprocess, sys
+import argparse, gzip, json, math, os, pathlib, subprocess, sys, time
 
-import numpy
-from scipy.optimize import least_squares
-
-from conv_sets import GPU, SMALL_GPU, random_sets, words
+from conv_sets import GPU, SMALL_GPU, random_sets, written
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "rows")
@@ -33,7 +33,9 @@ NAMED = 6  # times as much count the layers of conv_shapes.h
 
 
 def computes(algorithm, op, kernel):
-    """Whether a kernel, as explain() tells it, is the algorithm's."""
+    """Whether a kernel, as explain() tells it, is the algorithm's: where that cannot compute a call another one does."""
+    if "thin" in kernel:
+        return False
     if op == "dw" and algorithm in WAYS:
         return kernel.startswith(f"wgmma ({algorithm}")
     return algorithm not in WAYS and not (op == "dw" and algorithm == "wgmma") and kernel.split(" ")[0] == algorithm
@@ -43,13 +45,44 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+def run(command, **more):
+    return subprocess.run(list(map(str, command)), env={**os.environ, **more}, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def bench(command, algorithm=None):
-    env = {**os.environ, **({"TAPEDECK_CONV_ALGORITHM": algorithm} if algorithm else {})}
-    return subprocess.run(list(map(str, command)), env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return run(command, **({"TAPEDECK_CONV_ALGORITHM": algorithm} if algorithm else {}))
+
+
+def sets():
+    small = {f"{name}s": case for name, case in random_sets(60, 1, SMALL_GPU).items()}
+    return written({**random_sets(300, 1, GPU), **small})
+
+
+def times_file(folder, algorithm):
+    return folder / f"{algorithm}.jsonl.gz"
+
+
+def measure(command, folder, algorithm, about):
+    shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
+    kept = [about]
+    for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
+        for what in (["--sets", sets()], shapes):
+            for line in lines(bench([command, "--modes", modes, *what], forced)):
+                of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in PASSES if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
+                if of:
+                    kept.append({"shape": line["shape"], "mode": line["mode"], **of})
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in kept).encode()
+    part = times_file(folder, algorithm).with_suffix(".part")
+    part.write_bytes(gzip.compress(text, mtime=0))
+    part.replace(times_file(folder, algorithm))
+    print(f"{algorithm}: {len(kept) - 1} pairs of layer and mode")
 
 
 def fit(layers):
     """The factors of layers, each (terms, microseconds, weight)."""
+    import numpy
+    from scipy.optimize import least_squares
     terms, times, weights = (numpy.array(v, float) for v in zip(*layers))
     scale = terms.max(axis=0)
     used = scale > 0
@@ -66,11 +99,15 @@ def fit(layers):
     factors = numpy.zeros(len(scale))
     factors[used] = numpy.exp(best.x) / scale[used]
     factors[factors * scale < 0.01 * times.min()] = 0  # which matter nowhere
-    return factors
+    return numpy.trim_zeros(factors, "b").tolist()
 
 
 def mean(logs):
-    return math.exp(numpy.mean(logs)) if len(logs) else 1.0
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+
+def estimate(factors, terms):
+    return sum(factor * term for factor, term in zip(factors, terms))
 
 
 class Layers:
@@ -78,19 +115,18 @@ class Layers:
 
     def __init__(self, command, folder):
         terms = {}
-        for what in (["--sets", folder / "sets.txt"], []):
+        for what in (["--sets", sets()], []):
             for line in lines(bench([command, "--terms", "--modes", ALL_MODES, *what])):
                 terms[line["shape"], line["mode"], line["op"], line["algorithm"]] = line["terms"]
         self.of = {}
         for algorithm in ALGORITHMS:
-            times = folder / f"{algorithm}.jsonl"
-            for line in lines(times.read_text()) if times.exists() else []:
+            about, *times = lines(gzip.decompress(times_file(folder, algorithm).read_bytes()).decode())
+            print(f"{algorithm}: {len(times)} pairs of layer and mode, of {about['commit']} on an {about['gpu']}")
+            for line in times:
                 for op in PASSES:
-                    key = line.get("shape"), line.get("mode"), op
-                    kernel = line.get(f"{op}_kernel", "")
-                    # Where an algorithm cannot compute a call another one does.
-                    if computes(algorithm, op, kernel) and "thin" not in kernel and (*key, algorithm) in terms:
-                        self.of.setdefault(key, {})[algorithm] = (terms[(*key, algorithm)], line[f"{op}_ms"] * 1e3)
+                    key = line["shape"], line["mode"], op
+                    if op in line and (*key, algorithm) in terms:
+                        self.of.setdefault(key, {})[algorithm] = (terms[(*key, algorithm)], line[op])
         self.names = sorted({name for name, _, _ in self.of})
 
     def samples(self, mode, op, algorithm, fold=None):
@@ -118,7 +154,7 @@ def judge(layers, mode, op, factors, of_fold):
         least = min(timed[a][1] for a in candidates)
 
         def chosen(by):
-            return timed[min(candidates, key=lambda a: numpy.dot(by[a], timed[a][0]))][1] / least
+            return timed[min(candidates, key=lambda a: estimate(by[a], timed[a][0]))][1] / least
 
         slower.append(math.log(chosen(factors)))
         if name.startswith("random"):
@@ -142,22 +178,23 @@ def write_header(table):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", required=True)
-    parser.add_argument("--times", required=True, type=pathlib.Path)
-    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--times", type=pathlib.Path, default=ROOT / "bench/results/fit")
+    parser.add_argument("--measure", nargs="?", const=",".join(ALGORITHMS), help="all, or some with commas between them")
+    parser.add_argument("--commit", help="of what is measured; else that of the repository")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.measure:
-        args.times.mkdir(parents=True, exist_ok=True)
-        small = {f"{name}s": case for name, case in random_sets(60, 1, SMALL_GPU).items()}
-        sets = args.times / "sets.txt"
-        sets.write_text("".join(f"{name} {words(case)}\n" for name, case in {**random_sets(300, 1, GPU), **small}.items()))
-        for algorithm in ALGORITHMS:
-            shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
-            timed = ""
-            for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
-                timed += bench([args.bench, "--sets", sets, "--modes", modes], forced)
-                timed += bench([args.bench, "--modes", modes, *shapes], forced)
-            (args.times / f"{algorithm}.jsonl").write_text(timed)
+        unknown = set(args.measure.split(",")) - set(ALGORITHMS)
+        if unknown:
+            parser.error(f"--measure knows {', '.join(ALGORITHMS)}, not {', '.join(sorted(unknown))}")
+        gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
+        commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
+        for algorithm in args.measure.split(","):
+            measure(args.bench, args.times, algorithm, {"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d")})
+        return
+    missing = [a for a in ALGORITHMS if not times_file(args.times, a).exists()]
+    if missing:
+        parser.error(f"{args.times} has no times of {', '.join(missing)} yet: see --measure")
     layers = Layers(args.bench, args.times)
     print("mode     pass slower than the fastest: all, unseen; worst")
     table = []
@@ -178,8 +215,7 @@ def main():
                     for fold in range(FOLDS):
                         of_fold[fold][algorithm] = fit(layers.samples(mode, op, algorithm, fold))
                 judge(layers, mode, op, factors, of_fold)
-                rows = (", ".join(f"{v:.3g}" for v in numpy.trim_zeros(factors[a], "b")) if a in factors else ""
-                        for a in ALGORITHMS)
+                rows = (", ".join(f"{v:.3g}" for v in factors.get(a, [])) for a in ALGORITHMS)
                 precisions.append("{{" + "}, {".join(rows) + "}}")
             passes.append("{" + ", ".join(precisions) + "}")
         table.append("{" + ", ".join(passes) + "}")
