@@ -39,7 +39,7 @@ void for_each_path(F f) {
   limit_instruction_set(InstructionSet::avx512);
 }
 
-/// for_each_path() for long tests of many cases: under sanitizers a fifth of the paths, others each time.
+/// for_each_path() for long tests of many cases: under sanitizers some of the paths, others each time.
 template <class F>
 void for_each_path_of_many_cases(F f) {
   static int calls = 0;

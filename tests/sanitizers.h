@@ -13,7 +13,7 @@ inline constexpr bool kSanitized = false;
 
 /// What the numbers of cases in long tests are divided by: sanitizers look for accesses and overflows, for
 /// which fewer do, and a case takes ten to forty times as long there. A number that has no divisor in common
-/// with those of paths, layouts and types, so that every fifth combination of them has all of each.
-inline constexpr int kFewer = kSanitized ? 5 : 1;
+/// with those of paths, layouts and types, so that every eleventh combination of them has all of each.
+inline constexpr int kFewer = kSanitized ? 11 : 1;
 
 }  // namespace tapedeck::test
