@@ -81,7 +81,7 @@ def measure(command, folder, algorithm, about):
 
 def fit(layers):
     """The factors of layers, each (terms, microseconds, weight)."""
-    import numpy
+    import numpy  # here, because measuring does without
     from scipy.optimize import least_squares
     terms, times, weights = (numpy.array(v, float) for v in zip(*layers))
     scale = terms.max(axis=0)
@@ -119,14 +119,18 @@ class Layers:
             for line in lines(bench([command, "--terms", "--modes", ALL_MODES, *what])):
                 terms[line["shape"], line["mode"], line["op"], line["algorithm"]] = line["terms"]
         self.of = {}
+        gpus = set()
         for algorithm in ALGORITHMS:
             about, *times = lines(gzip.decompress(times_file(folder, algorithm).read_bytes()).decode())
             print(f"{algorithm}: {len(times)} pairs of layer and mode, of {about['commit']} on an {about['gpu']}")
+            gpus.add(about["gpu"])
             for line in times:
                 for op in PASSES:
                     key = line["shape"], line["mode"], op
                     if op in line and (*key, algorithm) in terms:
                         self.of.setdefault(key, {})[algorithm] = (terms[(*key, algorithm)], line[op])
+        if len(gpus) > 1:
+            sys.exit(f"{folder} has times of several GPUs, which one fit cannot have: {', '.join(sorted(gpus))}")
         self.names = sorted({name for name, _, _ in self.of})
 
     def samples(self, mode, op, algorithm, fold=None):
