@@ -12,8 +12,8 @@ inline constexpr bool kSanitized = false;
 #endif
 
 /// What the numbers of cases in long tests are divided by: sanitizers look for accesses and overflows, for
-/// which fewer do, and a case takes five to twenty times as long there. A number that has no divisor in common
-/// with those of paths, layouts and types, so that every eleventh combination of them has all of each.
+/// which fewer do, and a case takes five to twenty times as long there. A number that has no divisor in
+/// common with those of paths, layouts and types, so that every eleventh combination of them has all of each.
 inline constexpr int kFewer = kSanitized ? 11 : 1;
 
 }  // namespace tapedeck::test
