@@ -86,6 +86,14 @@ Variable ConvTranspose2d::forward_rectified(const Variable& x, double negative_s
       negative_slope);
 }
 
+Variable ConvTranspose2d::forward_normalized(const BatchNormCall& x, double negative_slope) {
+  if (negative_slope < 0) return {};
+  return detail::normalized_at_once(
+      x, weight, bias,
+      {options_.stride, options_.padding, options_.output_padding, options_.dilation, options_.groups},
+      negative_slope);
+}
+
 Variable ConvTranspose2d::forward(const Variable& x, const std::vector<std::int64_t>& output_size) {
   return conv_transpose2d(
       x, weight, bias,

@@ -32,6 +32,7 @@ class ConvTranspose2d final : public Module {
  protected:
   bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
+  Variable forward_normalized(const BatchNormCall& x, double negative_slope) override;
 
  private:
   Options options_;

@@ -28,14 +28,30 @@ Variable Module::operator()(const Variable& x) {
 
 Variable Module::call_fused(const Variable& x, const Module& next) {
   const std::optional<double> slope = next.negative_slope();
-  const auto hooked = [](const State& state) { return !state.pre_hooks.empty() || !state.hooks.empty(); };
-  if (!slope || !can_rectify() || hooked(*state_) || hooked(*next.state_)) return {};
+  if (!slope || !can_rectify() || has_hooks() || next.has_hooks()) return {};
   const auto scope = ActivityScope::module(kind());
   return forward_rectified(x, *slope);
 }
 
+Variable Module::call_fused(const Variable& x, double negative_slope, Module& next,
+                            double next_negative_slope) {
+  if (has_hooks() || next.has_hooks()) return {};
+  const std::optional<BatchNormCall> normalized = batch_norm_call(x, negative_slope);
+  if (!normalized) return {};
+  const auto scope = ActivityScope::module(next.kind());
+  return next.forward_normalized(*normalized, next_negative_slope);
+}
+
 Variable Module::forward_rectified(const Variable&, double) {
   throw Error(concat(kind(), ": forward_rectified is not defined for this module"));
+}
+
+std::optional<BatchNormCall> Module::batch_norm_call(const Variable&, double) const {
+  return {};
+}
+
+Variable Module::forward_normalized(const BatchNormCall&, double) {
+  return {};
 }
 
 template <class F>
@@ -194,9 +210,24 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
 
 Variable Sequential::forward(const Variable& x) {
   Variable y = x;
+  // What module i multiplies negative elements by, if it does nothing else.
+  const auto slope_of = [&](std::size_t i) {
+    return i < size() && !(*this)[i].has_hooks() ? (*this)[i].negative_slope() : std::nullopt;
+  };
   for (std::size_t i = 0; i < size(); ++i) {
     Module& module = (*this)[i];
-    if (i + 1 < size()) {
+    const std::optional<double> slope = slope_of(i + 1);
+    const std::size_t next = slope ? i + 2 : i + 1;
+    if (next < size()) {
+      const std::optional<double> next_slope = slope_of(next + 1);
+      const Variable all = module.call_fused(y, slope.value_or(1), (*this)[next], next_slope.value_or(1));
+      if (all.defined()) {
+        y = all;
+        i = next_slope ? next + 1 : next;
+        continue;
+      }
+    }
+    if (slope) {
       if (const Variable both = module.call_fused(y, (*this)[i + 1]); both.defined()) {
         y = both;
         ++i;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <tapedeck/core/op.h>
+#include <tapedeck/ops/norm.h>
 
 namespace tapedeck::nn {
 
@@ -51,6 +52,11 @@ class Module {
   /// next((*this)(x)), computed at once where both modules can do that and have no hooks that would see what
   /// is between them; undefined, with nothing done, where not.
   Variable call_fused(const Variable& x, const Module& next);
+  /// The same of a normalisation and a convolution, each with its negative results multiplied by a slope, as
+  /// by a module without hooks after it.
+  Variable call_fused(const Variable& x, double negative_slope, Module& next, double next_negative_slope);
+  /// Whether hooks would see what forward() is given and returns.
+  bool has_hooks() const { return !state_->pre_hooks.empty() || !state_->hooks.empty(); }
 
   /// What to_string() says of it besides, e.g. "64 -> 32, kernel 4x4".
   virtual std::string details() const { return ""; }
@@ -102,6 +108,11 @@ class Module {
   virtual bool can_rectify() const { return false; }
   /// forward() with negative results multiplied by `negative_slope`.
   virtual Variable forward_rectified(const Variable& x, double negative_slope);
+  /// What forward_rectified() would call, if that is batch_norm().
+  virtual std::optional<BatchNormCall> batch_norm_call(const Variable& x, double negative_slope) const;
+  /// forward_rectified() of what batch_norm() would make of x, if that can be computed with it, else
+  /// undefined.
+  virtual Variable forward_normalized(const BatchNormCall& x, double negative_slope);
 
   /// Makes `tensor` a parameter. Throws Error when the name is taken or contains a dot.
   Variable register_parameter(const std::string& name, Tensor tensor);
@@ -138,7 +149,7 @@ class Module {
 /// The tree of modules, one a line: name, kind and details, shapes of its own parameters, their count.
 std::string to_string(const Module& module);
 
-/// Modules called one after the other, two at once where they can be (Module::call_fused).
+/// Modules called one after the other, some at once where they can be (Module::call_fused).
 class Sequential final : public Module {
  public:
   Sequential() = default;

@@ -20,13 +20,21 @@ BatchNorm::BatchNorm(const BatchNormLayerOptions& options) : options_(options) {
 }
 
 Variable BatchNorm::forward_rectified(const Variable& x, double negative_slope) {
-  return batch_norm(
-      x, weight, bias, running_mean, running_var,
+  return batch_norm(call_of(x, negative_slope));
+}
+
+BatchNormCall BatchNorm::call_of(const Variable& x, double negative_slope) const {
+  return {
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
       {.training = is_training() || !options_.track_running_stats,
        .momentum = options_.momentum,
        .eps = options_.eps,
        .negative_slope = negative_slope,
-       .batches = is_training() && options_.track_running_stats ? num_batches_tracked.tensor() : Tensor()});
+       .batches = is_training() && options_.track_running_stats ? num_batches_tracked.tensor() : Tensor()}};
 }
 
 std::string BatchNorm::details() const {
@@ -34,8 +42,12 @@ std::string BatchNorm::details() const {
 }
 
 Variable BatchNorm2d::forward_rectified(const Variable& x, double negative_slope) {
+  return batch_norm(*batch_norm_call(x, negative_slope));
+}
+
+std::optional<BatchNormCall> BatchNorm2d::batch_norm_call(const Variable& x, double negative_slope) const {
   check(x.rank() == 4, "BatchNorm2d: x has shape ", x.shape(), "; legal is [n, c, h, w]");
-  return BatchNorm::forward_rectified(x, negative_slope);
+  return call_of(x, negative_slope);
 }
 
 Variable BatchNorm1d::forward_rectified(const Variable& x, double negative_slope) {

@@ -30,6 +30,8 @@ class BatchNorm : public Module {
   explicit BatchNorm(const BatchNormLayerOptions& options);
   bool can_rectify() const override { return true; }
   Variable forward_rectified(const Variable& x, double negative_slope) override;
+  /// What forward_rectified() calls.
+  BatchNormCall call_of(const Variable& x, double negative_slope) const;
 
  private:
   BatchNormLayerOptions options_;
@@ -44,6 +46,7 @@ class BatchNorm2d final : public BatchNorm {
 
  protected:
   Variable forward_rectified(const Variable& x, double negative_slope) override;
+  std::optional<BatchNormCall> batch_norm_call(const Variable& x, double negative_slope) const override;
 };
 
 /// Batch normalisation of vectors [n, c] or sequences [n, c, length].

@@ -5,7 +5,7 @@
 //   gx = w * r * (gu - gb/N - xhat * gw/N)                 in training
 //   gx = w * r * gu                                        with constant statistics
 //
-// Only x is saved: backward computes u's sign again.
+// Only x is saved, and what is known of channels: backward computes u's sign again.
 #include <cmath>
 #include <optional>
 
@@ -28,129 +28,142 @@ namespace tapedeck {
 
 namespace {
 
+const char* const kName = "batch_norm";
+
+void check_arguments(const Tensors& in, const BatchNormOptions& options) {
+  static constexpr const char* kNames[] = {"x", "weight", "bias", "running_mean", "running_var"};
+  const Tensor& x = in[0];
+  check_defined(kName, "x", x);
+  check_floating(kName, "x", x);
+  check(x.rank() >= 2, "batch_norm: x has shape ", x.shape(), "; legal is rank 2 or more, [n,c,...]");
+  for (std::size_t i = 1; i < 5; ++i) {
+    if (!in[i].defined()) continue;
+    check_parameter_kind(kName, x, kNames[i], in[i]);
+    check(in[i].shape() == Shape({x.size(1)}), "batch_norm: ", kNames[i], " has shape ", in[i].shape(),
+          " but x ", x.shape(), " has ", x.size(1), " channels");
+  }
+  for (const auto& [given, other] : {std::pair(3, 4), std::pair(4, 3)}) {
+    check(!in[given].defined() || in[other].defined(), "batch_norm: ", kNames[given], " is given but ",
+          kNames[other], " is undefined; legal is both or neither");
+  }
+  check(options.training || in[3].defined(),
+        "batch_norm: running_mean and running_var are undefined; legal only in training");
+  const Tensor& batches = options.batches;
+  check(!batches.defined() ||
+            (batches.dtype() == DType::int64 && batches.count() == 1 && batches.device() == x.device()),
+        "batch_norm: batches is ", batches, "; legal is one int64 on ", x.device());
+  check(options.eps >= 0, "batch_norm: eps ", options.eps, " is not legal; legal is 0 or more");
+  check(options.momentum >= 0 && options.momentum <= 1, "batch_norm: momentum ", options.momentum,
+        " is not legal; legal is 0 to 1");
+  check(!options.training || x.count() != x.size(1) || x.count() == 0, "batch_norm: x ", x.shape(),
+        " has 1 value a channel; legal in training is 2 or more");
+}
+
+Variables fused_gradients(const OpContext& context, const Tensor& gradient, const BatchNormOptions& options,
+                          bool is_own) {
+  const Tensor& x = context.input(0).tensor();
+  const auto wanted = [&](std::size_t i) {
+    return context.needs_grad(i) ? Tensor::empty(context.input_shape(i), context.input_options(i)) : Tensor();
+  };
+  const Tensor gy = gradient.to(x.layout());
+  const Tensor gx = is_own && context.needs_grad(0) ? gy : wanted(0), gw = wanted(1), gb = wanted(2);
+  if (x.count() > 0) {
+    TAPEDECK_KERNEL(x.device(), batch_norm_backward)(gy, x, context.saved(0), options, gx, gw, gb);
+  } else {
+    for (const Tensor& none : {gw, gb}) {
+      if (none.defined()) none.fill_(0);
+    }
+  }
+  return {optional(gx), optional(gw), optional(gb)};
+}
+
+Variables composed_gradients(const OpContext& context, const Variable& gy, const BatchNormOptions& options) {
+  const Variable& x = context.input(0);
+  const bool has_weight = context.input_shape(1).rank() == 1;
+  std::vector<int> dims = {0};
+  for (int d = 2; d < x.rank(); ++d) dims.push_back(d);
+  Shape row = x.shape();  // [1,c,1,...]
+  for (int d : dims) row = row.with(d, 1);
+  const auto of_row = [&](const Variable& v) { return reshape(cast(v, x.dtype()), row); };
+  const auto known = [&](int i) { return of_row(context.saved(0).slice(i, i + 1)); };
+
+  Variable xhat, r;
+  std::optional<Normalized> normalized;
+  if (options.training) {
+    normalized.emplace(x, dims, options.eps);
+    xhat = normalized->xhat;
+  } else {
+    r = pow(known(1) + options.eps, -0.5);
+    xhat = (x - known(0)) * r;
+  }
+  Variable gu = gy;
+  if (!Rectifier{options.negative_slope}.does_nothing()) {
+    const Variable u = xhat.detach();
+    const Variable scaled = has_weight ? u * of_row(context.input(1).detach()) : u;
+    gu = where(le(scaled + known(3), 0), gy * options.negative_slope, gy);
+  }
+  const Variable g = context.needs_grad(0) && has_weight ? gu * of_row(context.input(1)) : gu;
+  const Variable gx = normalized ? normalized->gradient(g) : g * r;
+  const auto gradient_of = [&](std::size_t i, const Variable& terms) {
+    return context.needs_grad(i) ? cast(sum(terms, dims), context.input_options(i).dtype) : Variable();
+  };
+  return {to_layout(gx, x.tensor().layout()), gradient_of(1, gu * xhat), gradient_of(2, gu)};
+}
+
+}  // namespace
+
+Prologue detail::batch_norm_prologue(const Tensors& in, const BatchNormOptions& options, bool bounds) {
+  check_arguments(in, options);
+  const Tensor &x = in[0], &batches = options.batches;
+  const DType dtype = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  Prologue known{Tensor::empty({4, x.size(1)}, {dtype, x.device()}), options.negative_slope};
+  if (options.training) {
+    for (const Tensor& moved : {in[3], in[4], batches}) moved.bump_version();
+  }
+  if (x.count() > 0) {
+    known.largest = TAPEDECK_KERNEL(x.device(), batch_norm_statistics)(x, in[1], in[2], in[3], in[4], options,
+                                                                       known.statistics, bounds);
+  } else {
+    known.statistics.fill_(1);
+    if (options.training && batches.defined()) batches.copy_((Variable(batches) + 1).tensor());
+  }
+  return known;
+}
+
+Tensor detail::applied(const Prologue& prologue, const Tensor& x) {
+  if (!prologue.exists()) return x;
+  const Tensor y = Tensor::empty_like(x);
+  if (y.count() > 0) TAPEDECK_KERNEL(x.device(), normalize)(x, prologue, y);
+  return y;
+}
+
+Variables detail::batch_norm_gradients(const OpContext& context, const Variable& gy,
+                                       const BatchNormOptions& options, bool is_own) {
+  return recording() ? composed_gradients(context, gy, options)
+                     : fused_gradients(context, gy.tensor(), options, is_own);
+}
+
+namespace {
+
 struct BatchNorm final : Op {
   explicit BatchNorm(const BatchNormOptions& options) : options_(options) {}
-  const char* name() const override { return "batch_norm"; }
+  const char* name() const override { return kName; }
 
   Tensors forward(OpContext& context, const Tensors& inputs) override {
-    check_arguments(inputs);
-    const Tensor &x = inputs[0], &weight = inputs[1], &bias = inputs[2];
-    const Tensor y = Tensor::empty_like(x);
-    const DType dtype = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
-    const Tensor statistics = Tensor::empty({3, x.size(1)}, {dtype, x.device()});
-    if (options_.training) {
-      for (const Tensor& moved : {inputs[3], inputs[4], options_.batches}) moved.bump_version();
-    }
-    if (y.count() > 0) {
-      TAPEDECK_KERNEL(x.device(), batch_norm)
-      (x, weight, bias, inputs[3], inputs[4], options_, statistics, y);
-    } else {
-      statistics.fill_(1);
-      const Tensor& batches = options_.batches;
-      if (options_.training && batches.defined()) batches.copy_((Variable(batches) + 1).tensor());
-    }
+    const Prologue known = detail::batch_norm_prologue(inputs, options_);
     context.save_input(0);
-    has_weight_ = weight.defined(), has_bias_ = bias.defined();
-    rectifies_ = !Rectifier{options_.negative_slope}.does_nothing();
-    if (has_weight_ && (rectifies_ || context.needs_grad(0))) context.save_input(1);
-    if (has_bias_ && rectifies_) context.save_input(2);
-    context.save(statistics);
-    return {y};
+    const bool rectifies = !Rectifier{options_.negative_slope}.does_nothing();
+    if (inputs[1].defined() && (rectifies || context.needs_grad(0))) context.save_input(1);
+    context.save(known.statistics);
+    return {detail::applied(known, inputs[0])};
   }
 
   Variables backward(const OpContext& context, const Variables& gy) override {
-    return recording() ? composed(context, gy[0]) : fused(context, gy[0].tensor());
+    return detail::batch_norm_gradients(context, gy[0], options_);
   }
 
  private:
-  void check_arguments(const Tensors& in) const {
-    static constexpr const char* kNames[] = {"x", "weight", "bias", "running_mean", "running_var"};
-    const Tensor& x = in[0];
-    check_defined(name(), "x", x);
-    check(is_floating(x.dtype()), "batch_norm: x is ", x.dtype(), "; legal are the floating types");
-    check(x.rank() >= 2, "batch_norm: x has shape ", x.shape(), "; legal is rank 2 or more, [n,c,...]");
-    for (std::size_t i = 1; i < 5; ++i) {
-      if (!in[i].defined()) continue;
-      check_parameter_kind(name(), x, kNames[i], in[i]);
-      check(in[i].shape() == Shape({x.size(1)}), "batch_norm: ", kNames[i], " has shape ", in[i].shape(),
-            " but x ", x.shape(), " has ", x.size(1), " channels");
-    }
-    for (const auto& [given, other] : {std::pair(3, 4), std::pair(4, 3)}) {
-      check(!in[given].defined() || in[other].defined(), "batch_norm: ", kNames[given], " is given but ",
-            kNames[other], " is undefined; legal is both or neither");
-    }
-    check(options_.training || in[3].defined(),
-          "batch_norm: running_mean and running_var are undefined; legal only in training");
-    const Tensor& batches = options_.batches;
-    check(!batches.defined() ||
-              (batches.dtype() == DType::int64 && batches.count() == 1 && batches.device() == x.device()),
-          "batch_norm: batches is ", batches, "; legal is one int64 on ", x.device());
-    check(options_.eps >= 0, "batch_norm: eps ", options_.eps, " is not legal; legal is 0 or more");
-    check(options_.momentum >= 0 && options_.momentum <= 1, "batch_norm: momentum ", options_.momentum,
-          " is not legal; legal is 0 to 1");
-    check(!options_.training || x.count() != x.size(1) || x.count() == 0, "batch_norm: x ", x.shape(),
-          " has 1 value a channel; legal in training is 2 or more");
-  }
-
-  Variables fused(const OpContext& context, const Tensor& gradient) const {
-    const Tensor& x = context.input(0).tensor();
-    const auto wanted = [&](std::size_t i) {
-      return context.needs_grad(i) ? Tensor::empty(context.input_shape(i), context.input_options(i))
-                                   : Tensor();
-    };
-    const Tensor gx = wanted(0), gw = wanted(1), gb = wanted(2);
-    if (x.count() > 0) {
-      TAPEDECK_KERNEL(x.device(), batch_norm_backward)
-      (gradient.to(x.layout()), x, bias(context).defined() ? bias(context).tensor() : Tensor(),
-       context.saved(0), options_, gx, gw, gb);
-    } else {
-      for (const Tensor& none : {gw, gb}) {
-        if (none.defined()) none.fill_(0);
-      }
-    }
-    return {optional(gx), optional(gw), optional(gb)};
-  }
-
-  /// What forward saved of the bias, to know signs.
-  Variable bias(const OpContext& context) const {
-    return rectifies_ && has_bias_ ? context.input(2) : Variable();
-  }
-
-  Variables composed(const OpContext& context, const Variable& gy) const {
-    const Variable& x = context.input(0);
-    std::vector<int> dims = {0};
-    for (int d = 2; d < x.rank(); ++d) dims.push_back(d);
-    Shape row = x.shape();  // [1,c,1,...]
-    for (int d : dims) row = row.with(d, 1);
-    const auto of_row = [&](const Variable& v) { return reshape(cast(v, x.dtype()), row); };
-
-    Variable xhat, r;
-    std::optional<Normalized> normalized;
-    if (options_.training) {
-      normalized.emplace(x, dims, options_.eps);
-      xhat = normalized->xhat;
-    } else {
-      const Tensor &mean = context.saved(0).slice(0, 1), &var = context.saved(0).slice(1, 2);
-      r = pow(of_row(var) + options_.eps, -0.5);
-      xhat = (x - of_row(mean)) * r;
-    }
-    Variable gu = gy;
-    if (rectifies_) {
-      Variable u = xhat.detach();
-      if (has_weight_) u = u * of_row(context.input(1).detach());
-      if (has_bias_) u = u + of_row(context.input(2).detach());
-      gu = where(le(u, 0), gy * options_.negative_slope, gy);
-    }
-    const Variable g = context.needs_grad(0) && has_weight_ ? gu * of_row(context.input(1)) : gu;
-    const Variable gx = normalized ? normalized->gradient(g) : g * r;
-    const auto gradient_of = [&](std::size_t i, const Variable& terms) {
-      return context.needs_grad(i) ? cast(sum(terms, dims), context.input_options(i).dtype) : Variable();
-    };
-    return {to_layout(gx, x.tensor().layout()), gradient_of(1, gu * xhat), gradient_of(2, gu)};
-  }
-
   BatchNormOptions options_;
-  bool has_weight_ = false, has_bias_ = false, rectifies_ = false;
 };
 
 }  // namespace
@@ -159,6 +172,10 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
                     const Variable& running_mean, const Variable& running_var,
                     const BatchNormOptions& options) {
   return call<BatchNorm>({x, weight, bias, running_mean, running_var}, options);
+}
+
+Variable batch_norm(const BatchNormCall& c) {
+  return batch_norm(c.x, c.weight, c.bias, c.running_mean, c.running_var, c.options);
 }
 
 namespace cpu {
@@ -179,19 +196,14 @@ void store(const Tensor& x, std::int64_t c, double value) {
 /// The rows of a statistics tensor: what is known of each channel.
 template <class A>
 struct Channels {
-  A *mean, *var, *scale;
+  A *mean, *var, *scale, *bias;
 
   explicit Channels(const Tensor& statistics)
-      : mean(statistics.data<A>()), var(mean + statistics.size(1)), scale(var + statistics.size(1)) {}
+      : mean(statistics.data<A>()),
+        var(mean + statistics.size(1)),
+        scale(var + statistics.size(1)),
+        bias(scale + statistics.size(1)) {}
 };
-
-/// A bias as the accumulating type, zeros where there is none.
-template <class A>
-std::vector<A> shifts_of(const Tensor& bias, std::int64_t channels) {
-  std::vector<A> shifts(static_cast<std::size_t>(channels));
-  for (std::int64_t c = 0; bias.defined() && c < channels; ++c) shifts[c] = static_cast<A>(load(bias, c));
-  return shifts;
-}
 
 /// mean and var of each channel, and the running ones moved.
 template <class T>
@@ -227,37 +239,45 @@ void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Te
 
 }  // namespace
 
-void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
-                const Tensor& y) {
+std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                const Tensor& running_mean, const Tensor& running_var,
+                                                const BatchNormOptions& options, const Tensor& statistics,
+                                                bool) {
   visit_floating("batch_norm", x.dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
-    const Axis axis = Axis::of(x, 1);
     const Channels<A> channels(statistics);
     if (options.training) {
       batch_statistics<T>(x, options, running_mean, running_var, channels);
       if (options.batches.defined()) ++*options.batches.data<std::int64_t>();
     }
-    for (std::int64_t c = 0; c < axis.size; ++c) {
+    for (std::int64_t c = 0; c < x.size(1); ++c) {
       if (!options.training) {
         channels.mean[c] = static_cast<A>(load(running_mean, c));
         channels.var[c] = static_cast<A>(load(running_var, c));
       }
       const double w = weight.defined() ? load(weight, c) : 1;
       channels.scale[c] = static_cast<A>(w / std::sqrt(channels.var[c] + options.eps));
+      channels.bias[c] = static_cast<A>(bias.defined() ? load(bias, c) : 0);
     }
-    const auto shifts = shifts_of<A>(bias, axis.size);
-    for_each_element(axis, [in = x.data<T>(), out = y.data<T>(), channels, shifts = shifts.data(),
-                            rectifier = Rectifier{options.negative_slope}](std::int64_t c) {
-      return [in, out, rectifier, m = channels.mean[c], scale = channels.scale[c],
-              shift = shifts[c]](std::int64_t i) {
-        out[i] = convert<T>(rectifier.value((convert<A>(in[i]) - m) * scale + shift));
-      };
-    });
+  });
+  return nullptr;
+}
+
+void normalize(const Tensor& x, const Prologue& known, const Tensor& y) {
+  visit_floating("batch_norm", x.dtype(), [&]<class T>() {
+    using A = accumulate_t<T>;
+    for_each_element(Axis::of(x, 1),
+                     [in = x.data<T>(), out = y.data<T>(), channels = Channels<A>(known.statistics),
+                      rectifier = Rectifier{known.negative_slope}](std::int64_t c) {
+                       return [in, out, rectifier, m = channels.mean[c], scale = channels.scale[c],
+                               shift = channels.bias[c]](std::int64_t i) {
+                         out[i] = convert<T>(rectifier.value((convert<A>(in[i]) - m) * scale + shift));
+                       };
+                     });
   });
 }
 
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& statistics,
                          const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
                          const Tensor& gb) {
   const Axis axis = Axis::of(x, 1);
@@ -265,12 +285,11 @@ void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, 
   visit_floating("batch_norm", x.dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     const Channels<A> channels(statistics);
-    const auto shifts = shifts_of<A>(bias, axis.size);
     // x - mean and gu of element i of channel c.
-    const auto terms_of = [in = x.data<T>(), g = gy.data<T>(), channels, shifts = shifts.data(),
+    const auto terms_of = [in = x.data<T>(), g = gy.data<T>(), channels,
                            rectifier = Rectifier{options.negative_slope}](std::int64_t c) {
       return [in, g, rectifier, m = channels.mean[c], scale = channels.scale[c],
-              shift = shifts[c]](std::int64_t i) {
+              shift = channels.bias[c]](std::int64_t i) {
         const A centered = convert<A>(in[i]) - m;
         return std::pair(centered, rectifier.gradient(centered * scale + shift, convert<A>(g[i])));
       };

@@ -1,9 +1,11 @@
 // Batch normalisation; the formulas are those of ops/batch_norm.cpp.
+#include <algorithm>
 #include <cmath>
 
 #include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/rectifier.h>
 #include <tapedeck/ops/channels.cuh>
+#include <tapedeck/ops/prologue.cuh>
 
 namespace tapedeck::cu {
 
@@ -12,16 +14,26 @@ namespace {
 /// The rows of a statistics tensor: what is known of each channel.
 template <class V>
 struct Channels {
-  V *mean, *var, *scale;
+  V *mean, *var, *scale, *bias;
+
+  explicit Channels(const Tensor& statistics)
+      : mean(statistics.data<V>()),
+        var(mean + statistics.size(1)),
+        scale(var + statistics.size(1)),
+        bias(scale + statistics.size(1)) {}
+};
+
+/// The parameters that its numbers follow from, besides mean and variance.
+template <class V>
+struct Parameters {
+  Parameter<V> weight, bias;
   double eps;
 
-  Channels(const Tensor& statistics, double e)
-      : mean(statistics.data<V>()), var(mean + statistics.size(1)), scale(var + statistics.size(1)), eps(e) {}
-  /// What the statistics of channel c follow from.
-  __device__ void store(std::int64_t c, double m, double v, V weight) const {
-    mean[c] = static_cast<V>(m);
-    var[c] = static_cast<V>(v);
-    scale[c] = static_cast<V>(static_cast<double>(weight) / sqrt(static_cast<double>(var[c]) + eps));
+  __device__ void store(const Channels<V>& to, std::int64_t c, double m, double v) const {
+    to.mean[c] = static_cast<V>(m);
+    to.var[c] = static_cast<V>(v);
+    to.scale[c] = static_cast<V>(static_cast<double>(weight[c]) / sqrt(static_cast<double>(to.var[c]) + eps));
+    to.bias[c] = bias[c];
   }
 };
 
@@ -29,15 +41,12 @@ struct Channels {
 template <class V>
 struct Normalize {
   Channels<V> channels;
-  Parameter<V> bias;
   Rectifier rectifier;
 
-  /// One channel's numbers.
-  struct Channel {
-    V mean, scale, bias;
-    __device__ V operator()(V x) const { return fma(x - mean, scale, bias); }
-  };
-  __device__ Channel of(std::int64_t c) const { return {channels.mean[c], channels.scale[c], bias[c]}; }
+  using Channel = NormalizedChannel<V>;
+  __device__ Channel of(std::int64_t c) const {
+    return {channels.mean[c], channels.scale[c], channels.bias[c]};
+  }
   __device__ V operator()(std::int64_t, std::int64_t c, const V (&in)[1]) const {
     return rectifier.value(of(c)(in[0]));
   }
@@ -51,30 +60,44 @@ struct FirstOfChannel {
 template <class V>
 struct StoreStatistics {
   Channels<V> channels;
-  Parameter<V> weight;
-  Reader<V> running_mean, running_var;
-  Writer<V> new_mean, new_var;  // null data: there are none
-  double momentum, unbiased;    // the latter: n / (n - 1)
-  std::int64_t* batches;        // or null
+  Parameters<V> parameters;
+  double momentum, count, steepest;  // the last: of the rectifier
+  Reader<V> running_mean = {}, running_var = {};
+  Writer<V> new_mean = {}, new_var = {};  // null data: there are none
+  std::int64_t* batches = nullptr;        // or null
+  unsigned* largest = nullptr;            // of results, or null
 
   __device__ void operator()(std::int64_t c, double m, double v) const {
-    channels.store(c, m, v, weight[c]);
+    parameters.store(channels, c, m, v);
+    if (largest != nullptr) raise_to_bound(c, m, v);
     if (c == 0 && batches != nullptr) ++*batches;
     if (new_mean.data == nullptr) return;
     const auto moved = [&](V old, double value) {
       return static_cast<V>((1 - momentum) * static_cast<double>(old) + momentum * value);
     };
     new_mean.write(c, moved(running_mean[c], m));
-    new_var.write(c, moved(running_var[c], v * unbiased));
+    new_var.write(c, moved(running_var[c], v * count / (count - 1)));
+  }
+  /// One of n values is at most sqrt((n - 1) * var) away from the mean; and their mean, rounded, a little
+  /// from it.
+  __device__ void raise_to_bound(std::int64_t c, double m, double v) const {
+    const double away = 1.001 * sqrt(count * v) + 1e-6 * abs(m),
+                 most = steepest * (abs(static_cast<double>(channels.scale[c])) * away +
+                                    abs(static_cast<double>(channels.bias[c])));
+    if (!isfinite(most)) return;  // neither are the channel's results
+    atomicMax(largest, __float_as_uint(static_cast<float>(::min(1.001 * most, 3e38))));
   }
 };
 
 template <class V>
 void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Channels<V>& channels,
-                      const Parameter<V>& weight, const Tensor& running_mean, const Tensor& running_var) {
+                      const Parameters<V>& parameters, const Tensor& running_mean, const Tensor& running_var,
+                      unsigned* largest) {
   const Axis axis = Axis::of(x, 1);
   const double n = static_cast<double>(x.count() / axis.size);
-  StoreStatistics<V> store{channels, weight, {}, {}, {}, {}, options.momentum, n / (n - 1), nullptr};
+  StoreStatistics<V> store{channels, parameters, options.momentum, n,
+                           std::max(1.0, std::abs(options.negative_slope))};
+  store.largest = largest;
   if (running_mean.defined()) {
     store.running_mean = Reader<V>(running_mean);
     store.running_var = Reader<V>(running_var);
@@ -88,21 +111,17 @@ void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Ch
 }
 
 template <class V>
-void forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-             const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
-             const Tensor& y) {
-  const Channels<V> channels(statistics, options.eps);
-  const Parameter<V> w(weight, 1);
-  if (options.training) {
-    batch_statistics(x, options, channels, w, running_mean, running_var);
-  } else {
-    const Reader<V> mean(running_mean), var(running_var);
-    for_each("batch_norm", x.device(), x.size(1), [=] __device__(std::int64_t c) {
-      channels.store(c, static_cast<double>(mean[c]), static_cast<double>(var[c]), w[c]);
-    });
-  }
-  channel_map<V, 1>("batch_norm", {x}, y,
-                    Normalize<V>{channels, Parameter<V>(bias, 0), {options.negative_slope}});
+void statistics_of(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                   const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
+                   unsigned* largest) {
+  const Channels<V> channels(statistics);
+  const Parameters<V> parameters{Parameter<V>(weight, 1), Parameter<V>(bias, 0), options.eps};
+  if (options.training)
+    return batch_statistics(x, options, channels, parameters, running_mean, running_var, largest);
+  const Reader<V> mean(running_mean), var(running_var);
+  for_each("batch_norm", x.device(), x.size(1), [=] __device__(std::int64_t c) {
+    parameters.store(channels, c, static_cast<double>(mean[c]), static_cast<double>(var[c]));
+  });
 }
 
 /// The sums of gu and gu * (x - mean) over a channel, and what follows from them.
@@ -115,7 +134,7 @@ struct GradientSums : SumsReduction {
 
   Reader<V> x, gy;
   Normalize<V> normalize;
-  double count;
+  double count, eps;
   V *mean_g, *slope;  // both null without training
   Writer<V> gw, gb;   // null data: not wanted
 
@@ -141,7 +160,7 @@ struct GradientSums : SumsReduction {
     return {total.a + g, total.b + g * static_cast<double>(value.x - channel.mean)};
   }
   __device__ void finish(std::int64_t c, const Sums& total) const {
-    const double v = static_cast<double>(normalize.channels.var[c]) + normalize.channels.eps;
+    const double v = static_cast<double>(normalize.channels.var[c]) + eps;
     if (gb.data != nullptr) gb.write(c, static_cast<V>(total.a));
     if (gw.data != nullptr) gw.write(c, static_cast<V>(total.b / sqrt(v)));
     if (mean_g == nullptr) return;
@@ -163,11 +182,10 @@ struct InputGradient {
 };
 
 template <class V>
-void backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
-              const BatchNormOptions& options, const Tensor& gx, const Tensor& gw, const Tensor& gb) {
+void backward(const Tensor& gy, const Tensor& x, const Tensor& statistics, const BatchNormOptions& options,
+              const Tensor& gx, const Tensor& gw, const Tensor& gb) {
   const Axis axis = Axis::of(x, 1);
-  const Normalize<V> normalize{
-      Channels<V>(statistics, options.eps), Parameter<V>(bias, 0), {options.negative_slope}};
+  const Normalize<V> normalize{Channels<V>(statistics), {options.negative_slope}};
   const Workspace<V> sums(x.device(), 2 * axis.size);
   V* const mean_g = options.training ? sums.data() : nullptr;
   V* const slope = options.training ? sums.data() + axis.size : nullptr;
@@ -181,6 +199,7 @@ void backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tenso
                            Reader<V>(gy),
                            normalize,
                            static_cast<double>(x.count() / axis.size),
+                           options.eps,
                            mean_g,
                            slope,
                            gw.defined() ? Writer<V>(gw) : Writer<V>(),
@@ -191,19 +210,30 @@ void backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tenso
 
 }  // namespace
 
-void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
-                const Tensor& y) {
+std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                const Tensor& running_mean, const Tensor& running_var,
+                                                const BatchNormOptions& options, const Tensor& statistics,
+                                                bool bounds) {
+  const std::shared_ptr<unsigned> largest = bounds && options.training ? new_bound(x) : nullptr;
   x.dtype() == DType::float64
-      ? forward<double>(x, weight, bias, running_mean, running_var, options, statistics, y)
-      : forward<float>(x, weight, bias, running_mean, running_var, options, statistics, y);
+      ? statistics_of<double>(x, weight, bias, running_mean, running_var, options, statistics, nullptr)
+      : statistics_of<float>(x, weight, bias, running_mean, running_var, options, statistics, largest.get());
+  return largest;
 }
 
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+void normalize(const Tensor& x, const Prologue& known, const Tensor& y) {
+  const auto map = [&]<class V>() {
+    channel_map<V, 1>("batch_norm", {x}, y,
+                      Normalize<V>{Channels<V>(known.statistics), {known.negative_slope}});
+  };
+  x.dtype() == DType::float64 ? map.template operator()<double>() : map.template operator()<float>();
+}
+
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& statistics,
                          const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
                          const Tensor& gb) {
-  x.dtype() == DType::float64 ? backward<double>(gy, x, bias, statistics, options, gx, gw, gb)
-                              : backward<float>(gy, x, bias, statistics, options, gx, gw, gb);
+  x.dtype() == DType::float64 ? backward<double>(gy, x, statistics, options, gx, gw, gb)
+                              : backward<float>(gy, x, statistics, options, gx, gw, gb);
 }
 
 }  // namespace tapedeck::cu

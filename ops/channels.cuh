@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// out[i] = f(o, c, {in[0][i], in[1][i], ...}) for elements of equal layout: c is the element's channel, o
-/// its outer index (Axis::of(x, 1)). V is the compute type. `out` is new, and remembers its largest
-/// magnitude.
+/// its outer index (Axis::of(x, 1)). V is the compute type. `out` is new or one of `in`, and remembers its
+/// largest magnitude.
 template <class V, int kInputs, class F>
 void channel_map(const char* op, const std::array<Tensor, kInputs>& in, const Tensor& out, const F& f) {
   const Axis axis = Axis::of(out, 1);

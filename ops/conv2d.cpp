@@ -15,6 +15,7 @@ namespace {
 
 using detail::ConvCall;
 using detail::images;
+using detail::tensor_of;
 
 struct Conv2d final : Op {
   explicit Conv2d(const ConvCall& call, double negative_slope = 1)
@@ -48,10 +49,6 @@ struct Conv2d final : Op {
   ConvCall call_;
   double negative_slope_;
 };
-
-Tensor tensor_of(const Variable& x) {
-  return x.defined() ? x.tensor() : Tensor();
-}
 
 }  // namespace
 

@@ -14,6 +14,7 @@ namespace {
 
 using detail::ConvCall;
 using detail::images;
+using detail::tensor_of;
 
 struct ConvTranspose2d final : Op {
   explicit ConvTranspose2d(const ConvCall& call, double negative_slope = 1)
@@ -31,7 +32,7 @@ struct ConvTranspose2d final : Op {
     Tensor y = Tensor::empty(g.y_shape(), {x.dtype(), x.device(), g.batched ? layout : Layout::nchw});
     if (y.count() > 0) {
       TAPEDECK_KERNEL(y.device(), conv_transpose2d)
-      (g, images(x, layout), in[1], in[2], images(y, layout), negative_slope_);
+      (g, images(x, layout), in[1], in[2], images(y, layout), negative_slope_, {});
     }
     return {y};
   }
@@ -65,7 +66,7 @@ struct ConvTranspose2dWeightGrad final : Op {
     if (g.n == 0) return {Tensor::zeros(g.weight_shape(), options)};
     Tensor w = Tensor::empty(g.weight_shape(), options);
     TAPEDECK_KERNEL(w.device(), conv_transpose2d_weight_grad)
-    (g, images(in[0], layout), images(in[1], layout), w);
+    (g, images(in[0], layout), images(in[1], layout), w, {});
     return {w};
   }
 
@@ -77,10 +78,6 @@ struct ConvTranspose2dWeightGrad final : Op {
  private:
   ConvCall call_;
 };
-
-Tensor tensor_of(const Variable& x) {
-  return x.defined() ? x.tensor() : Tensor();
-}
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 
 #include <tapedeck/core/op.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
+#include <tapedeck/ops/norm.h>
 
 namespace tapedeck {
 
@@ -21,6 +22,13 @@ namespace tapedeck {
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
 
+/// conv_transpose2d(batch_norm(x), ...), with shapes and errors of both. On a GPU, kernels that copy what
+/// they read, or convert it, normalise it on the way, forward and in the weight's gradient: then what
+/// batch_norm() makes is neither stored nor kept for the way back. In float32 results may differ from those
+/// of both ops in their last bits, as scales do (ops/conv/scaled_half.cuh).
+Variable conv_transpose2d(const BatchNormCall& x, const Variable& weight, const Variable& bias = {},
+                          const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
+
 /// The gradient of conv_transpose2d for its weight, [ci,co/groups,kh,kw]: the sum of
 /// x[n,ci,ih,iw] * gy[n,co,oh,ow] over n and all positions that the tap connects. gy has the shape of
 /// conv_transpose2d's result with the same options. The result has `layout`.
@@ -28,19 +36,34 @@ Variable conv_transpose2d_weight_grad(const Variable& x, const Variable& gy, Siz
                                       const ConvTranspose2dOptions& options = {},
                                       Layout layout = Layout::nchw);
 
+namespace detail {
+/// conv_transpose2d(batch_norm(x), ...) as one op, also where kernels do not apply a prologue: these get x
+/// normalised, in both directions. x is [n,c,h,w]; x and the result have elements.
+Variable normalized_conv_transpose2d(const BatchNormCall& x, const Variable& weight, const Variable& bias,
+                                     const ConvTranspose2dOptions& options, double negative_slope);
+/// The same where that takes less time and memory than two ops, else undefined.
+Variable normalized_at_once(const BatchNormCall& x, const Variable& weight, const Variable& bias,
+                            const ConvTranspose2dOptions& options, double negative_slope);
+}  // namespace detail
+
 namespace cpu {
-/// y = bias + x (transposed-convolved with) w, rectified. Layouts are free; bias may be undefined.
+/// y = bias + x, after its prologue, (transposed-convolved with) w, rectified. Layouts are free; bias may be
+/// undefined.
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y, double negative_slope = 1);
-/// w = the sum over images and positions of x times y.
+                      const Tensor& y, double negative_slope = 1, const Prologue& prologue = {});
+/// w = the sum over images and positions of x, after its prologue, times y.
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                  const Tensor& w);
+                                  const Tensor& w, const Prologue& prologue = {});
+/// Whether these two, or without `trains` the first, would apply a prologue as they read x, rather than
+/// before. `is_bounded`: it has `largest`.
+bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is_bounded, bool trains);
 }  // namespace cpu
 namespace cu {
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y, double negative_slope = 1);
+                      const Tensor& y, double negative_slope = 1, const Prologue& prologue = {});
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                  const Tensor& w);
+                                  const Tensor& w, const Prologue& prologue = {});
+bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is_bounded, bool trains);
 }  // namespace cu
 
 }  // namespace tapedeck

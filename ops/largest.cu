@@ -121,17 +121,21 @@ std::shared_ptr<unsigned> next_words(Device device, std::uint64_t capture, bool&
 }  // namespace
 
 std::shared_ptr<unsigned> new_largest(const Tensor& y) {
-  const bool is_asked_for = y.dtype() == DType::float32 && conv_gemm::has_wgmma(y.device());
-  if (!is_asked_for || y.count() <= kMostSoonRead) return nullptr;
+  return y.count() > kMostSoonRead ? new_bound(y) : nullptr;
+}
+
+std::shared_ptr<unsigned> new_bound(const Tensor& x) {
+  if (x.dtype() != DType::float32 || !conv_gemm::has_wgmma(x.device())) return nullptr;
   bool cleared = false;
-  return next_words(y.device(), current_capture(y.device()), cleared);
+  return next_words(x.device(), current_capture(x.device()), cleared);
 }
 
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words) {
   if (words != nullptr) y.set_largest(words, current_capture(y.device()));
 }
 
-Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
+Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b,
+                 const std::shared_ptr<unsigned>& known_a) {
   Operand operands[2];
   unsigned* found[2] = {};
   unsigned count = 0;
@@ -159,7 +163,12 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b) {
     }
     magnitudes_[i].words = static_cast<const unsigned*>(words_[i].get());
   };
-  find(a, next_a, 0), find(b, next_b, 1);
+  if (known_a == nullptr) {
+    find(a, next_a, 0);
+  } else {
+    words_[0] = known_a, magnitudes_[0].words = known_a.get();
+  }
+  find(b, next_b, 1);
   if (count == 0) return;
   const std::int64_t blocks =
       std::clamp<std::int64_t>(ceil_div(most, kThreads * 4 * kAtOnce), 1, 8 * multiprocessors(a.device()));

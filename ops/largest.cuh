@@ -10,12 +10,12 @@
 // came, and the next kernel begins 0.6 us after the last block of one before it. A DCGAN's layers in TF32
 // took 1.04 to 1.12 times as long.)
 //
-// Two words hold it: what was found, or 16 times the sample's largest; and 0, or the largest of what is
-// beyond that. Their maximum is what operands are scaled by. The second word is of what the first copy takes:
-// of y all rows that some tap reaches, of which those who share its words (conv/operand_copies.h) read some;
-// nobody may who reads others. Tensors do not remember guesses. Of such large tensors the last bits of
-// results depend on whether the magnitude was known: the same program gives the same bits each time, a tensor
-// and its copy need not.
+// Two words hold it: what was found, 16 times the sample's largest, or a bound of what a prologue makes; and
+// 0, or the largest of what is beyond that. Their maximum is what operands are scaled by. The second word is
+// of what the first copy takes: of y all rows that some tap reaches, of which those who share its words
+// (conv/operand_copies.h) read some; nobody may who reads others. Tensors do not remember guesses. Of such
+// large tensors the last bits of results depend on whether the magnitude was known: the same program gives
+// the same bits each time, a tensor and its copy need not.
 #pragma once
 
 #include <memory>
@@ -50,6 +50,8 @@ __device__ __forceinline__ void raise_largest(unsigned* largest, unsigned most) 
 /// Two words on y's device for kernels that make y, queued next on the current stream: 0, the first to be
 /// raised. Null if it is not worth it: nobody asks for the magnitudes of such tensors, or they are soon read.
 std::shared_ptr<unsigned> new_largest(const Tensor& y);
+/// The same for a bound of what a prologue makes of x (ops/prologue.h). Null where nobody asks for it.
+std::shared_ptr<unsigned> new_bound(const Tensor& x);
 /// After these kernels are queued: y remembers the words, if there are any. Nobody else has y yet.
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words);
 
@@ -66,7 +68,9 @@ class Largest {
   /// do.
   enum class Next { reads, copies };
 
-  Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b);
+  /// `known_a`: words of what a prologue makes of `a`, which is asked for instead, or null.
+  Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b,
+          const std::shared_ptr<unsigned>& known_a = nullptr);
   const Magnitude& a() const { return magnitudes_[0]; }
   const Magnitude& b() const { return magnitudes_[1]; }
 

@@ -6,7 +6,10 @@
 // Statistics and sums are formed in float64, in a fixed order.
 #pragma once
 
+#include <memory>
+
 #include <tapedeck/core/op.h>
+#include <tapedeck/ops/prologue.h>
 
 namespace tapedeck {
 
@@ -27,6 +30,15 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
                     const Variable& running_mean, const Variable& running_var,
                     const BatchNormOptions& options = {});
 
+/// A call of batch_norm() that is not made yet: what reads the result may compute it on the way
+/// (conv_transpose2d()).
+struct BatchNormCall {
+  Variable x = {}, weight = {}, bias = {}, running_mean = {}, running_var = {};
+  BatchNormOptions options = {};
+};
+/// The call, made: [n, c, ...] as x.
+Variable batch_norm(const BatchNormCall& call);
+
 /// Over each sample's groups of c / groups channels, of x [n, c, ...]; weight and bias are [c].
 Variable group_norm(const Variable& x, std::int64_t groups, const Variable& weight = {},
                     const Variable& bias = {}, double eps = 1e-5);
@@ -35,17 +47,34 @@ Variable group_norm(const Variable& x, std::int64_t groups, const Variable& weig
 Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Variable& weight = {},
                     const Variable& bias = {}, double eps = 1e-5);
 
+namespace detail {
+/// For ops whose first inputs are batch_norm()'s: checks these and moves the running statistics. What is left
+/// to do to x; `bounds`: with its `largest`, if that can be known.
+Prologue batch_norm_prologue(const Tensors& inputs, const BatchNormOptions& options, bool bounds = false);
+/// x after its prologue, if there is one: for kernels that do not apply it.
+Tensor applied(const Prologue& prologue, const Tensor& x);
+/// For their backward: the gradients of x, weight and bias, given that of the normalised x, which may become
+/// that of x where it `is_own`. The context has x, the weight if there is one, and first of what is neither
+/// input nor output the prologue's statistics.
+Variables batch_norm_gradients(const OpContext& context, const Variable& gy, const BatchNormOptions& options,
+                               bool is_own = false);
+}  // namespace detail
+
 // In these, tensors marked "or none" may be undefined, and x has elements. Statistics are float64 for a
 // float64 x, else float32; y, gy and gx have x's dtype and layout. What belongs to channels (weight, bias,
 // the running statistics and gradients of them) has x's dtype or, for a half x, may be float32.
 namespace cpu {
-/// statistics [3, c] = mean and var, which are the batch's in training, and weight / sqrt(var + eps);
-/// y = x normalised with them, and rectified. The running statistics (or none) move as options say.
-void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
-                const Tensor& y);
-/// The gradients (or none) of x, weight and bias. In training, the statistics are functions of x.
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+/// statistics [4, c] = mean and var, which are the batch's in training, weight / sqrt(var + eps), and bias.
+/// The running statistics (or none) move as options say. Returns Prologue::largest, if `bounds` and known.
+std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                const Tensor& running_mean, const Tensor& running_var,
+                                                const BatchNormOptions& options, const Tensor& statistics,
+                                                bool bounds);
+/// y [n, c, ...] = x after its prologue, by the formula there.
+void normalize(const Tensor& x, const Prologue& known, const Tensor& y);
+/// The gradients (or none) of x, weight and bias; gx may be gy. In training, the statistics are functions of
+/// x.
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& statistics,
                          const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
                          const Tensor& gb);
 
@@ -57,10 +86,12 @@ void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight
                          const Tensor& var, double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb);
 }  // namespace cpu
 namespace cu {
-void batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                const Tensor& running_var, const BatchNormOptions& options, const Tensor& statistics,
-                const Tensor& y);
-void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& bias, const Tensor& statistics,
+std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                const Tensor& running_mean, const Tensor& running_var,
+                                                const BatchNormOptions& options, const Tensor& statistics,
+                                                bool bounds);
+void normalize(const Tensor& x, const Prologue& known, const Tensor& y);
+void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& statistics,
                          const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,
                          const Tensor& gb);
 void group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& mean,

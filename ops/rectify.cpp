@@ -27,8 +27,8 @@ Variable channel_sum(const Variable& x, int dim) {
 }  // namespace
 
 RectifiedGradients rectified_gradients(const OpContext& context, const Variable& gy, double negative_slope,
-                                       int dim) {
-  const bool rectified = !Rectifier{negative_slope}.does_nothing(), biased = context.needs_grad(2);
+                                       int dim, std::size_t bias) {
+  const bool rectified = !Rectifier{negative_slope}.does_nothing(), biased = context.needs_grad(bias);
   Variable gu = gy;
   if (rectified && (recording() || gy.count() == 0)) {
     gu = where(le(context.output(0).detach(), 0), gy * negative_slope, gy);
@@ -36,7 +36,7 @@ RectifiedGradients rectified_gradients(const OpContext& context, const Variable&
     const Tensor &y = context.output(0).tensor(), given = gy.tensor().to(y.layout());
     const Tensor made = Tensor::empty_like(y);
     if (biased) {
-      const Tensor gb = Tensor::empty(context.input_shape(2), context.input_options(2));
+      const Tensor gb = Tensor::empty(context.input_shape(bias), context.input_options(bias));
       TAPEDECK_KERNEL(y.device(), rectified_gradients)(given, y, negative_slope, dim, made, gb);
       return {made, gb};
     }

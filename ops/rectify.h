@@ -14,10 +14,10 @@ struct RectifiedGradients {
   Variable gu, gb;
 };
 
-/// In the backward of an op whose output 0 is y (saved, unless the slope is 1) and whose input 2 is the bias:
-/// in one pass unless an outer tape records. `dim` is y's dimension of channels.
+/// In the backward of an op whose output 0 is y (saved, unless the slope is 1) and which has the bias among
+/// its inputs, number `bias`: in one pass unless an outer tape records. `dim` is y's dimension of channels.
 RectifiedGradients rectified_gradients(const OpContext& context, const Variable& gy, double negative_slope,
-                                       int dim);
+                                       int dim, std::size_t bias = 2);
 
 /// Throws Error under an op's name unless the slope is 0 or more.
 void check_negative_slope(const char* op, double negative_slope);

@@ -20,6 +20,7 @@ cd "$(dirname "$0")/.."
 # The first three ask for all the GPU's memory, count it, or measure times: nothing runs beside them.
 words=(cuda_core cuda_memory train_decoder_cuda cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops
   cuda_reductions cuda_gradcheck cuda_conv_autotune cuda_conv_boxes cuda_conv_explain cuda_conv_thin cuda_largest
+  cuda_normalized_conv_transpose2d
   cuda_large parity parity_traces device_loader large_tensor conv_error examples)
 binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=240 budget=3600 known=''
 logs=build/gpu_test built=''

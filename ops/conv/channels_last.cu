@@ -13,6 +13,9 @@
 // one pixel to the next, gradients of such layers took up to 4.7 times as long (100 channels a group,
 // bfloat16, an H200).
 //
+// A copy may apply a prologue on the way (ops/prologue.h), which costs a transpose a few instructions an
+// element, and saves a kernel that reads and writes all of it.
+//
 // Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
 // it; a kernel of few blocks then does it all again, or, nearly always, nothing.
 #include <algorithm>
@@ -23,6 +26,7 @@
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/scaled_half.cuh>
+#include <tapedeck/ops/prologue.cuh>
 
 namespace tapedeck::cu {
 
@@ -66,9 +70,10 @@ struct Arguments {
   conv_gemm::ChannelPadding apart;
   int tile_vectors = 0;  // of `apart`
   bool beside = false;   // preparations.cuh
+  ChannelPrologue prologue;
 };
 
-// What an element becomes: kParts of type To.
+// What an element of a channel becomes: kParts of type To.
 
 /// Word: an unsigned integer of an element's size.
 template <class Word>
@@ -76,9 +81,10 @@ struct Whole {
   using From = Word;
   using To = Word;
   static constexpr int kParts = 1;
-  __device__ Whole(const unsigned*, Scale) {}
+  struct Channel {};
+  __device__ Whole(const unsigned*, Scale, const ChannelPrologue&) {}
   __device__ static bool has_work() { return true; }
-  __device__ void operator()(Word x, Word (&parts)[1]) const { parts[0] = x; }
+  __device__ void operator()(Word x, Channel, Word (&parts)[1]) const { parts[0] = x; }
   __device__ void finish() const {}
 };
 
@@ -87,7 +93,8 @@ struct Halves {
   using From = float;
   using To = float16;
   static constexpr int kParts = kOf;
-  __device__ Halves(const unsigned* words, Scale s)
+  struct Channel {};
+  __device__ Halves(const unsigned* words, Scale s, const ChannelPrologue&)
       : largest(words),
         scale_is(s),
         bound(s == Scale::guessed ? load_fresh(words) : max(load_fresh(words), load_fresh(words + 1))),
@@ -96,7 +103,7 @@ struct Halves {
   __device__ bool has_work() const {
     return scale_is != Scale::repeated || conv_gemm::is_beyond(load_fresh(largest + 1), load_fresh(largest));
   }
-  __device__ void operator()(float x, float16 (&parts)[kOf]) {
+  __device__ void operator()(float x, Channel, float16 (&parts)[kOf]) {
     most = max(most, magnitude(x));
     conv_gemm::split_half(x, scale, parts);
   }
@@ -113,6 +120,29 @@ struct Halves {
   unsigned bound, most = 0;
   float scale;
 };
+
+/// The same of elements of type T that have a prologue, whose numbers come through the multiprocessor's
+/// cache: begin_copy() leaves nothing old in it.
+template <class T, class Split>
+struct Normalized : Split {
+  using From = typename Split::From;
+  using To = typename Split::To;
+  using Channel = NormalizedChannel<float>;
+  __device__ Normalized(const unsigned* words, Scale s, const ChannelPrologue& p)
+      : Split(words, s, p), prologue(p) {}
+  /// Of none, -1, all is 0.
+  __device__ Channel of(int channel) const { return channel >= 0 ? prologue.of(channel) : Channel{}; }
+  __device__ void operator()(From x, const Channel& channel, To (&parts)[Split::kParts]) {
+    const float u = prologue(channel, convert<float>(__builtin_bit_cast(T, x)));
+    Split::operator()(__builtin_bit_cast(From, convert<T>(u)), {}, parts);
+  }
+
+  const ChannelPrologue& prologue;
+};
+template <class Split>
+constexpr bool kNormalizes = false;
+template <class T, class Split>
+constexpr bool kNormalizes<Normalized<T, Split>> = true;
 
 /// begin_preparation(). A copy beside another one keeps its fence, which takes half a microsecond: without,
 /// a timeline on an H100 had both take 7 instead of 4.2 us (dcgan2, TF32, channels last). In the benchmark
@@ -164,16 +194,19 @@ __device__ __forceinline__ int turn(int row) {
 
 /// Blocks that a multiprocessor has registers for: some read while others write. On an H200, of 1 GB of
 /// bfloat16 by four pixels: 4 blocks 631, 6 575, 8 530 us (4.06 TB/s); 4 of tiles of 256 pixels 571. Of
-/// float32 more than 4 have too few registers. Of few tiles, which are small, all come at once.
+/// float32 more than 4 have too few registers, nor have they with a prologue. Of few tiles, which are small,
+/// all come at once.
 template <class Split, int kStep, bool kFew>
-constexpr int kTransposeBlocks = kFew&& kStep == 4                                ? 8
-                                 : sizeof(typename Split::From) > 2 || kStep == 1 ? 4
-                                 : kStep == 2                                     ? 6
-                                                                                  : 8;
+constexpr int transpose_blocks() {
+  constexpr bool kWide = sizeof(typename Split::From) > 2;
+  if (kFew && kStep == 4) return 8;
+  if (kNormalizes<Split> && !kWide && kStep == 1) return 3;
+  return kWide || kNormalizes<Split> || kStep == 1 ? 4 : kStep == 2 ? 6 : 8;
+}
 
 /// A thread reads kStep pixels at once: neighbours, aligned. kAll: of all rows.
 template <class Split, int kStep, bool kFew, bool kAll>
-__global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>)
+__global__ void __launch_bounds__(kThreads, transpose_blocks<Split, kStep, kFew>())
     transpose_kernel(const __grid_constant__ Arguments a) {
   using From = typename Split::From;
   using To = typename Split::To;
@@ -185,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
                 kLanes = 32 / kAcross;
   begin_copy(a.beside);
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
-  Split split(a.largest, a.scale);
+  Split split(a.largest, a.scale, a.prologue);
   if (!split.has_work()) return end_preparation(a.beside);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int log_of_pixel = 5 - a.log_split, of_pixel = 1 << log_of_pixel;  // words
@@ -197,6 +230,12 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
     Pack<From, kStep> values[kWords][kTurns][kAtOnce] = {};
     const auto word_of = [&](int i) { return warp + i * kWarps + lane / kLanes * kLanes; };
     const auto row_of = [&](int k) { return (lane % kLanes + k * 32) * kStep; };
+    /// Of element j of a word the channel, or -1.
+    const auto channel_of = [&](int word, int j) {
+      const int c = first_channel + (word & (of_pixel - 1)) * kAtOnce + j, group = a.group.divide(c),
+                in_group = a.group.modulo(c, group), channel = group * a.group_channels + in_group;
+      return in_group < a.group_channels && channel < a.channels ? channel : -1;
+    };
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const int word = word_of(i);
@@ -204,9 +243,8 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
       const From* channels[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int c = first_channel + (word & (of_pixel - 1)) * kAtOnce + j, group = a.group.divide(c),
-                  in_group = a.group.modulo(c, group), channel = group * a.group_channels + in_group;
-        inside[j] = in_group < a.group_channels && channel < a.channels;
+        const int channel = channel_of(word, j);
+        inside[j] = channel >= 0;
         channels[j] = static_cast<const From*>(a.from) + static_cast<std::int64_t>(channel) * a.strides.c;
       }
 #pragma unroll
@@ -225,6 +263,10 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
     __syncwarp();  // all loads first: the assembler put stores, which wait for one, between them
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
+      typename Split::Channel of_channel[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if constexpr (kNormalizes<Split>) of_channel[j] = split.of(channel_of(word_of(i), j));
 #pragma unroll
       for (int k = 0; k < kTurns; ++k) {
 #pragma unroll
@@ -232,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, kTransposeBlocks<Split, kStep, kFew>
           const int row = row_of(k) + p;
           To parts[kAtOnce][kParts];
 #pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) split(values[i][k][j].values[p], parts[j]);
+          for (int j = 0; j < kAtOnce; ++j) split(values[i][k][j].values[p], of_channel[j], parts[j]);
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
             Pack<To, kAtOnce> together;
@@ -284,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
   begin_copy(a.beside);
   __shared__ uint4 loads[kPadAtOnce * kThreads + 8];
   const auto* const words = reinterpret_cast<const std::uint32_t*>(loads);
-  Split split(a.largest, a.scale);
+  Split split(a.largest, a.scale, a.prologue);
   if (!split.has_work()) return end_preparation(a.beside);
   const auto* const source = static_cast<const From*>(a.from);
   const int lead = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) % kVectorBytes / sizeof(From));
@@ -337,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
 #pragma unroll
       for (int k = 0; k < kElements; ++k) {
         To of_element[kParts];
-        split(k < v.elements ? x.values[k] : From{}, of_element);
+        split(k < v.elements ? x.values[k] : From{}, {}, of_element);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
       }
@@ -351,15 +393,16 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
   end_preparation(a.beside);
 }
 
-/// A thread has some vectors of four elements, and writes four of each part. `count` and `of_pixel`: in
-/// fours.
+/// A thread has some vectors of four elements, and writes four of each part. `count`, `of_pixel` and
+/// `channels`, of all columns that are one and of a single one: in fours.
 template <class Split>
 __global__ void __launch_bounds__(kThreads)
-    split_kernel(const float4* from, uint2* to, std::int64_t count, int of_pixel, const unsigned* largest,
-                 Scale scale, bool beside) {
+    split_kernel(const float4* from, uint2* to, std::int64_t count, int of_pixel,
+                 const conv_gemm::Divider channels, const unsigned* largest, Scale scale,
+                 const __grid_constant__ ChannelPrologue prologue, bool beside) {
   constexpr int kParts = Split::kParts;
   begin_copy(beside);
-  Split split(largest, scale);
+  Split split(largest, scale, prologue);
   if (!split.has_work()) return end_preparation(beside);
   for (std::int64_t first = std::int64_t{blockIdx.x} * (kSplitAtOnce * kThreads) + threadIdx.x; first < count;
        first += std::int64_t{gridDim.x} * (kSplitAtOnce * kThreads)) {
@@ -375,8 +418,13 @@ __global__ void __launch_bounds__(kThreads)
       Pack<float16, 4> parts[kParts];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
+        typename Split::Channel of_channel;
+        if constexpr (kNormalizes<Split>) {
+          const int four = static_cast<int>(i);  // below 2^31: can_apply()
+          of_channel = split.of(channels.modulo(four, channels.divide(four)) * 4 + k);
+        }
         float16 of_element[kParts];
-        split(values[k], of_element);
+        split(values[k], of_channel, of_element);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) parts[part].values[k] = of_element[part];
       }
@@ -426,7 +474,8 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
         launch_kernel("conv: halves", device, split_kernel<Split>,
                       blocks_of(device, ceil_div(count, kSplitAtOnce * kThreads), scale), kThreads,
                       static_cast<const float4*>(images.read()), reinterpret_cast<uint2*>(a.to), count,
-                      (a.padded << a.log_fold) / 4, largest.words, scale, beside);
+                      (a.padded << a.log_fold) / 4, conv_gemm::Divider(a.padded / 4), largest.words, scale,
+                      a.prologue, beside);
       });
     }
   }
@@ -435,21 +484,24 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
   a.largest = largest.words;
   a.plane = conv_gemm::Divider(plane), a.width = conv_gemm::Divider(images.size(3));
   if (images.layout() == Layout::nhwc) {
-    a.from = images.read();
-    a.pixels = static_cast<unsigned>(images.size(0) * plane);  // below 2^31: positions_fit()
-    a.apart = conv_gemm::ChannelPadding(a.channels, a.channels / a.group_channels, kElements);
-    a.tile_vectors = kPadVectors<Split>;
-    const std::int64_t vectors = images.size(0) * plane * a.apart.vectors();
-    while (a.tile_vectors > kThreads / 2 &&
-           vectors < std::int64_t{a.tile_vectors} * 4 * multiprocessors(device))
-      a.tile_vectors /= 2;
-    const std::int64_t tiles = ceil_div(vectors, a.tile_vectors);
-    a.tiles = static_cast<int>(grid_size("conv", tiles));
-    return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
-      a.scale = scale, a.beside = beside;
-      launch_kernel("conv: channels apart", device, pad_kernel<Split>, blocks_of(device, tiles, scale),
-                    kThreads, a);
-    });
+    if constexpr (!kNormalizes<Split>) {  // can_apply()
+      a.from = images.read();
+      a.pixels = static_cast<unsigned>(images.size(0) * plane);  // below 2^31: positions_fit()
+      a.apart = conv_gemm::ChannelPadding(a.channels, a.channels / a.group_channels, kElements);
+      a.tile_vectors = kPadVectors<Split>;
+      const std::int64_t vectors = images.size(0) * plane * a.apart.vectors();
+      while (a.tile_vectors > kThreads / 2 &&
+             vectors < std::int64_t{a.tile_vectors} * 4 * multiprocessors(device))
+        a.tile_vectors /= 2;
+      const std::int64_t tiles = ceil_div(vectors, a.tile_vectors);
+      a.tiles = static_cast<int>(grid_size("conv", tiles));
+      launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
+        a.scale = scale, a.beside = beside;
+        launch_kernel("conv: channels apart", device, pad_kernel<Split>, blocks_of(device, tiles, scale),
+                      kThreads, a);
+      });
+    }
+    return;
   }
   a.strides = ImageStrides(images.strides());
   std::int64_t copied = plane;  // of an image
@@ -469,14 +521,15 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
     return ceil_div(words, kRowWords) * ceil_div(pixels, rows_of_tile(kParts, few) << a.log_split);
   };
   const bool few = tiles_of(images.size(0) * copied, false) < 4 * multiprocessors(device);
-  const auto kernel_of = [&]<bool kFew, bool kAll>() {
+  const auto kernel_of = [&]<bool kFew, bool kSome>() {
+    constexpr bool kAll = !kSome || kNormalizes<Split>;
     return neighbours(4)   ? transpose_kernel<Split, 4, kFew, kAll>
            : neighbours(2) ? transpose_kernel<Split, 2, kFew, kAll>
                            : transpose_kernel<Split, 1, kFew, kAll>;
   };
   const auto kernel_of_rows = [&]<bool kFew>() {
-    return a.rows.are_all() ? kernel_of.template operator()<kFew, true>()
-                            : kernel_of.template operator()<kFew, false>();
+    return a.rows.are_all() ? kernel_of.template operator()<kFew, false>()
+                            : kernel_of.template operator()<kFew, true>();
   };
   const auto kernel =
       few ? kernel_of_rows.template operator()<true>() : kernel_of_rows.template operator()<false>();
@@ -503,8 +556,13 @@ void ChannelsLast::fold_columns(int fold) {
 
 template <class Split>
 void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, int fold,
-                        const Magnitude& largest) {
+                        const Magnitude& largest, const Prologue& prologue) {
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
+  if constexpr (kNormalizes<Split>) {
+    constexpr bool kScaled = sizeof(typename Split::To) < sizeof(typename Split::From);
+    check(rows == nullptr && can_apply(images, groups, kScaled),
+          "conv: there is no copy that this prologue could be applied by");
+  }
   const int padded = group_channels * groups;
   const std::int64_t plane = images.size(2) * images.size(3), of_image = plane * padded * kParts / kElements;
   strides = {plane * padded * kParts, 1, static_cast<int>(images.size(3)) * padded * kParts, padded * kParts};
@@ -513,7 +571,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
       kParts, sizeof(typename Split::To), groups,
       copied.are_all() ? 0 : copied.mask << 8 | static_cast<unsigned>(copied.stride << 3 | copied.shift),
       kParts == 1 ? 1 : fold};
-  copy_ = OperandCopies::find(images, form);
+  if (!kNormalizes<Split>) copy_ = OperandCopies::find(images, form);
   data = copy_.get();
   if (copy_ != nullptr) return;
   const auto copy = std::make_shared<Storage>(
@@ -521,7 +579,7 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   auto* const to = static_cast<uint4*>(copy->data());
   data = to;
   copy_ = std::shared_ptr<void>(copy, to);
-  OperandCopies::keep(images, form, copy_);
+  if (!kNormalizes<Split>) OperandCopies::keep(images, form, copy_);
   if (images.count() == 0) return;
   Arguments a{};
   a.to = to;
@@ -529,35 +587,60 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   a.channels = static_cast<int>(images.size(1)), a.group_channels = a.channels / groups;
   a.group = conv_gemm::Divider(group_channels), a.padded = padded;
   while (1 << a.log_fold < form.fold) ++a.log_fold;
-  make_ = [images, largest, a](Preparations& preparations) { fill<Split>(images, largest, a, preparations); };
+  if constexpr (kNormalizes<Split>) a.prologue = ChannelPrologue(prologue);
+  make_ = [images, largest, prologue, a](Preparations& preparations) {
+    fill<Split>(images, largest, a, preparations);
+  };
 }
 
-ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold) {
+bool ChannelsLast::can_apply(const Tensor& images, int groups, bool scaled) {
+  const int bytes = scaled ? static_cast<int>(sizeof(float16)) : static_cast<int>(size_of(images.dtype()));
+  const bool whole = images.size(1) / groups % (kVectorBytes / bytes) == 0;
+  if (has_channels_last(images) && whole) return scaled && images.count() / 4 < std::int64_t{1} << 31;
+  return images.layout() == Layout::nchw;
+}
+
+ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold,
+                           const Prologue& prologue) {
   const int bytes = static_cast<int>(size_of(images.dtype())), vector = kVectorBytes / bytes;
   const int channels = static_cast<int>(images.size(1)), mine = channels / groups;
   group_channels = (mine + vector - 1) / vector * vector;
-  if (has_channels_last(images) && group_channels == mine) {
+  check(bytes == 2 || bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
+  if (prologue.exists()) {
+    const auto copy_normalized = [&]<class T, class Word>() {
+      copy<Normalized<T, Whole<Word>>>(images, groups, rows, fold, {}, prologue);
+    };
+    if (bytes == 4)
+      copy_normalized.template operator()<float, std::uint32_t>();
+    else if (images.dtype() == DType::bfloat16)
+      copy_normalized.template operator()<bfloat16, std::uint16_t>();
+    else
+      copy_normalized.template operator()<float16, std::uint16_t>();
+  } else if (has_channels_last(images) && group_channels == mine) {
     data = images.read();
     strides = {images.size(2) * images.size(3) * channels, 1, static_cast<int>(images.size(3)) * channels,
                channels};
   } else if (bytes == 2) {
-    copy<Whole<std::uint16_t>>(images, groups, rows, fold, {});
+    copy<Whole<std::uint16_t>>(images, groups, rows, fold, {}, {});
   } else {
-    check(bytes == 4, "conv: ", images.dtype(), " has no copy with channels last");
-    copy<Whole<std::uint32_t>>(images, groups, rows, fold, {});
+    copy<Whole<std::uint32_t>>(images, groups, rows, fold, {}, {});
   }
   fold_columns(fold);
 }
 
 ChannelsLast::ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold, int parts,
-                           const Magnitude& largest) {
+                           const Magnitude& largest, const Prologue& prologue) {
   constexpr int kElements = kVectorBytes / sizeof(float16);
   const int mine = static_cast<int>(images.size(1)) / groups;
   group_channels = (mine + kElements - 1) / kElements * kElements;
+  const auto copy_halves = [&]<class Split>() {
+    prologue.exists() ? copy<Normalized<float, Split>>(images, groups, rows, fold, largest, prologue)
+                      : copy<Split>(images, groups, rows, fold, largest, {});
+  };
   if (parts == 1) {
-    copy<Halves<1>>(images, groups, rows, fold, largest);
+    copy_halves.template operator()<Halves<1>>();
   } else {
-    copy<Halves<2>>(images, groups, rows, fold, largest);
+    copy_halves.template operator()<Halves<2>>();
   }
   fold_columns(fold);
 }

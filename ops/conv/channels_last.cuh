@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/prologue.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/preparations.cuh>
 #include <tapedeck/ops/largest.cuh>
@@ -19,11 +20,16 @@ class ChannelsLast {
   /// `rows`: the axis whose outputs the rows of `images` are; the copy leaves out those that no tap reaches,
   /// in nhwc what is whole tiles of them.
   /// nullptr: all are copied. `fold`: how many columns are one (fold.h), of one group of whole vectors.
-  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr, int fold = 1);
+  /// `prologue`: where it exists, what the copy is made by, of all rows; can_apply() it.
+  ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows = nullptr, int fold = 1,
+               const Prologue& prologue = {});
   /// A copy of float32 images as `parts` float16 numbers each (scaled_half.cuh), scaled for their `largest`
   /// magnitude: a pixel has the first parts of all groups, then the second ones, like so many more groups.
   ChannelsLast(const Tensor& images, int groups, const ConvAxis* rows, int fold, int parts,
-               const Magnitude& largest);
+               const Magnitude& largest, const Prologue& prologue = {});
+
+  /// Whether a prologue may be applied to images: there is a copy. `scaled`: of halves.
+  static bool can_apply(const Tensor& images, int groups, bool scaled);
 
   /// Queues what fills the copy on the current stream, if there is one and it is new.
   void make(Preparations& preparations) const {
@@ -36,7 +42,8 @@ class ChannelsLast {
 
  private:
   template <class Split>
-  void copy(const Tensor& images, int groups, const ConvAxis* rows, int fold, const Magnitude& largest);
+  void copy(const Tensor& images, int groups, const ConvAxis* rows, int fold, const Magnitude& largest,
+            const Prologue& prologue);
   void fold_columns(int fold);
 
   std::shared_ptr<void> copy_;

@@ -247,8 +247,13 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
 
 }  // namespace
 
-void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
-                      const Tensor& y, double negative_slope) {
+bool applies_prologue(const ConvTranspose2dGeometry&, const Tensor&, bool, bool) {
+  return false;
+}
+
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& w,
+                      const Tensor& bias, const Tensor& y, double negative_slope, const Prologue& prologue) {
+  const Tensor x = detail::applied(prologue, input);
   const ConvPath path = choose(g, Direction::transposed, y.dtype(), y.layout());
   if (path == ConvPath::reference) {
     reference::conv_transpose2d(g, x, w.to(Layout::nchw), bias, y);
@@ -269,8 +274,9 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, 
   convolve(path, Direction::plain, g, y, w, bias, x, negative_slope);
 }
 
-void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                  const Tensor& w) {
+void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& y,
+                                  const Tensor& w, const Prologue& prologue) {
+  const Tensor x = detail::applied(prologue, input);
   if (w.layout() != Layout::nchw) {
     const Tensor row_major = Tensor::empty(w.shape(), {w.dtype(), w.device()});
     conv_transpose2d_weight_grad(g, x, y, row_major);

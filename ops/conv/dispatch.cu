@@ -17,8 +17,10 @@
 #include <tapedeck/ops/conv/workspace.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
+#include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/conv/autotune.cuh>
+#include <tapedeck/ops/conv/channels_last.cuh>
 #include <tapedeck/ops/conv/columns.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
@@ -218,10 +220,13 @@ Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype
   return remembered(ConvQuestion(g, pass, dtype, x, y, float32_precision(), has_wgmma, conv_algorithm()),
                     [&] { return choose(g, pass, dtype, x, y, has_wgmma); });
 }
+/// Whether thin products can read x: by whole vectors, which a view may begin beside.
+bool reads_vectors(const Tensor& x) {
+  return reinterpret_cast<std::uintptr_t>(x.read()) % 16 == 0;
+}
 Choice known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, const Tensor& y) {
   const Choice c = known_choice(g, pass, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
-  // Thin products have whole vectors of x, which a view may begin beside.
-  if (c.algorithm == ConvAlgorithm::thin && reinterpret_cast<std::uintptr_t>(x.read()) % 16 != 0)
+  if (c.algorithm == ConvAlgorithm::thin && !reads_vectors(x))
     return {ConvAlgorithm::tensor, "x does not begin at a multiple of 16 bytes"};
   return c;
 }
@@ -238,6 +243,42 @@ bool shares_copy(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout
 bool shares_copy(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y) {
   return shares_copy(g, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
 }
+
+/// Whether an algorithm applies a prologue to x as it reads it, of images copied for boxes or of thin
+/// products. `is_bounded`: the largest magnitude is known of what that makes, which scaled halves ask for.
+bool applies(ConvAlgorithm a, const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, Layout y,
+             bool is_bounded, bool shared) {
+  if (a == ConvAlgorithm::thin) return reads_vectors(x);
+  if (a != ConvAlgorithm::wgmma) return false;
+  using namespace conv_gemm;
+  const Factors f = conv_estimate::operands_of(x.dtype());
+  const auto can_apply = [&](int groups, bool scaled) {
+    return (is_bounded || !scaled) && ChannelsLast::can_apply(x, groups, scaled);
+  };
+  if (pass == ConvPass::weight_gradient) {
+    const WeightGradWay& way = weight_grad_way(g, x.layout(), y, f);
+    return way.kind == GradKind::boxes && can_apply(way.boxes.plan.planes.groups, f.are_float());
+  }
+  const MapWay way = map_way(g, true, x.layout(), box_results(y, g.w.out, f.element_bytes, 0), f, shared);
+  return way.kind != MapKind::windows && !way.gathers() &&
+         can_apply(way.boxes.plan.groups, way.kind == MapKind::halves);
+}
+
+/// x as an algorithm reads it, and what it is to do then.
+struct Operand {
+  Operand(ConvAlgorithm a, const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& of, Layout y,
+          const Prologue& given, bool shared)
+      : x(of) {
+    if (!given.exists()) return;
+    if (applies(a, g, pass, x, y, given.largest != nullptr, shared)) {
+      prologue = given;
+    } else {
+      x = detail::applied(given, x);
+    }
+  }
+  Tensor x;
+  Prologue prologue;
+};
 
 /// Calls f with the Math of a tensor's type.
 template <class F>
@@ -386,11 +427,24 @@ struct Variants {
 
 }  // namespace
 
-void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& weight,
-                      const Tensor& bias, const Tensor& y, double negative_slope) {
-  const bool shared = shares_copy(g, x, y);
-  const ConvAlgorithmScope scope(tuned(g, ConvPass::forward, x, y, weight));
-  const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, x, y).algorithm;
+bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is_bounded, bool trains) {
+  const Device device = x.device();
+  const Layout layout = x.layout();
+  const auto applied = [&](ConvPass pass) {
+    const auto known = known_tuned(g, pass, x.dtype(), layout, layout, device);
+    const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
+    const Choice c = known_choice(g, pass, x.dtype(), layout, layout, conv_gemm::has_wgmma(device));
+    return applies(c.algorithm, g, pass, x, layout, is_bounded, false);
+  };
+  return g.n > 0 && applied(ConvPass::forward) && (!trains || applied(ConvPass::weight_gradient));
+}
+
+void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& weight,
+                      const Tensor& bias, const Tensor& y, double negative_slope, const Prologue& before) {
+  const bool shared = shares_copy(g, input, y);
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::forward, input, y, weight));
+  const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, input, y).algorithm;
+  const auto [x, prologue] = Operand(algorithm, g, ConvPass::forward, input, y.layout(), before, shared);
   const Tensor w = weight_for(algorithm, weight);
   bool rectified = negative_slope == 1;
   visit_math("conv_transpose2d", y.dtype(), algorithm, [&]<class Math>() {
@@ -405,7 +459,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
     }
     if (algorithm == ConvAlgorithm::thin) {
       rectified = true;
-      return thin_products(g, true, x, w, bias, y, negative_slope);
+      return thin_products(g, true, x, w, bias, y, negative_slope, prologue);
     }
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last(g, true, x, w, bias, y)
@@ -418,7 +472,8 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
     }
     if constexpr (Math::kParts > 0) {
       if (algorithm == ConvAlgorithm::wgmma) {
-        const bool whole = conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y, negative_slope, shared);
+        const bool whole =
+            conv_gemm::wgmma_map<Math>(g, true, x, w, bias, y, negative_slope, shared, prologue);
         rectified = rectified || whole;
         return;
       }
@@ -467,16 +522,18 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& wei
   if (!rectified) rectify(x, negative_slope);
 }
 
-void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                                  const Tensor& result) {
-  const ConvAlgorithmScope scope(tuned(g, ConvPass::weight_gradient, x, y, result));
-  const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, x, y).algorithm;
+void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& y,
+                                  const Tensor& result, const Prologue& before) {
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::weight_gradient, input, y, result));
+  const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, input, y).algorithm;
+  const auto [x, prologue] =
+      Operand(algorithm, g, ConvPass::weight_gradient, input, y.layout(), before, false);
   const Tensor w = result_for(algorithm, result);
   visit_math("conv_transpose2d_weight_grad", w.dtype(), algorithm, [&]<class Math>() {
     if (algorithm == ConvAlgorithm::reference) return reference::weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::matrix) return matrix_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::columns) return columns_weight_grad(g, x, y, w);
-    if (algorithm == ConvAlgorithm::thin) return thin_products_weight_grad(g, x, y, w);
+    if (algorithm == ConvAlgorithm::thin) return thin_products_weight_grad(g, x, y, w, prologue);
     if (algorithm == ConvAlgorithm::depthwise) {
       return x.layout() == Layout::nhwc ? depthwise_channels_last_weight_grad(g, x, y, w)
                                         : depthwise_weight_grad(g, x, y, w);
@@ -484,7 +541,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
     if (algorithm == ConvAlgorithm::direct) return direct_weight_grad(g, x, y, w);
     if (algorithm == ConvAlgorithm::strip) return strip_weight_grad(g, x, y, w);
     if constexpr (Math::kParts > 0) {
-      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_weight_grad<Math>(g, x, y, w);
+      if (algorithm == ConvAlgorithm::wgmma) return conv_gemm::wgmma_weight_grad<Math>(g, x, y, w, prologue);
     }
     conv_gemm::weight_grad<Math>(g, x, y, w);
   });

@@ -32,6 +32,11 @@ Variable plain(const ConvCall& call, const Variable& y, const Variable& w, const
 /// conv_transpose2d_weight_grad.
 Variable correlation(const ConvCall& call, const Variable& x, const Variable& y);
 
+/// A bias or another input that may be undefined.
+inline Tensor tensor_of(const Variable& x) {
+  return x.defined() ? x.tensor() : Tensor();
+}
+
 /// The dimension of the channels of images [n,c,h,w] or [c,h,w].
 inline int channel_dim(const Variable& x) {
   return x.rank() - 3;

@@ -1,6 +1,7 @@
 // The convolution family as matrix products of tiles, by a Math of gemm_tile.cuh.
 #pragma once
 
+#include <tapedeck/ops/prologue.h>
 #include <tapedeck/ops/conv/gemm_tile.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -18,12 +19,15 @@ void weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
 /// Whether the next two run on a device. wgmma.cu.
 bool has_wgmma(Device device);
 /// The same by Hopper's instructions, for Tf32, Tf32x3 and Half. Whether `to` is rectified, too: negative
-/// results multiplied by the slope. `shared`: as of map_way(). wgmma_choice.cuh.
+/// results multiplied by the slope. `shared`: as of map_way(). `prologue`: of boxes of copies.
+/// wgmma_choice.cuh.
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to, double negative_slope, bool shared = false);
+               const Tensor& bias, const Tensor& to, double negative_slope, bool shared = false,
+               const Prologue& prologue = {});
 template <class Math>
-void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
+void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w,
+                       const Prologue& prologue = {});
 
 /// Lets a kernel have more than 48 KB of shared memory.
 template <class Kernel>

@@ -8,7 +8,8 @@
 // What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 (2^-35 by a sample) of the
 // operand's largest magnitude, where float16 has no smaller numbers: errors are small beside an operand's
 // largest elements, not beside each element's own size where these differ by more than 2^15
-// (2^11 by a sample). Infinities and
+// (2^11 by a sample). Of what a prologue makes (ops/prologue.h) only a bound is known, larger by up to the
+// root of a channel's number of elements: in its place of the largest magnitude. Infinities and
 // NaN stay what they are in the first part and do not count as magnitudes: results that see them are not
 // finite, and of weight gradients also other taps of the channel may not be.
 //

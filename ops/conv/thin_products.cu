@@ -40,15 +40,16 @@ bool thin_products_weight_grad_fit(const ConvTranspose2dGeometry& g, DType dtype
 }
 
 void thin_products(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-                   const Tensor& bias, const Tensor& to, double negative_slope) {
+                   const Tensor& bias, const Tensor& to, double negative_slope, const Prologue& prologue) {
   ThinArguments a(*plan_of(g, transposed ? ThinPass::transposed : ThinPass::plain, to.dtype(), to.layout()));
   a.from = from.raw(), a.w = w.raw(), a.to = to.raw();
   a.weight_is_last = w.layout() == Layout::nhwc;
   a.by_taps = Divider(a.plan.taps);
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.slope = static_cast<float>(negative_slope);
+  if (prologue.exists()) a.prologue = ChannelPrologue(prologue);
   const DeviceScope scope(to.device());
-  transposed ? launch_transposed(a, to) : launch_plain(a, to);
+  transposed ? launch_transposed(a, to, prologue.exists()) : launch_plain(a, to);
 }
 
 std::int64_t thin_products_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
@@ -56,13 +57,14 @@ std::int64_t thin_products_weight_grad_splits(const ConvTranspose2dGeometry& g, 
 }
 
 void thin_products_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
-                               const Tensor& w) {
+                               const Tensor& w, const Prologue& prologue) {
   ThinArguments a(*plan_of(g, ThinPass::weight, w.dtype(), x.layout()));
   const std::int64_t blocks = a.plan.blocks();
   const Workspace<float> parts(w.device(), blocks * w.count());
   a.from = x.raw(), a.w = y.raw(), a.sums = parts.data();
+  if (prologue.exists()) a.prologue = ChannelPrologue(prologue);
   const DeviceScope scope(w.device());
-  launch_weight_grad(a, x, w);
+  launch_weight_grad(a, x, w, prologue.exists());
   switch (w.dtype()) {
     case DType::bfloat16:
       return add_parts<bfloat16>(parts.data(), blocks, w);

@@ -21,6 +21,7 @@
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 #include <tapedeck/ops/conv/thin_products.cuh>
+#include <tapedeck/ops/prologue.cuh>
 
 namespace tapedeck::cu::conv_thin {
 
@@ -44,6 +45,7 @@ struct ThinArguments {
   int tiles;
   bool weight_is_last = false;  // has its channels last
   float slope = 1;              // of negative results
+  ChannelPrologue prologue;     // of `from`, where a kernel applies it
 };
 
 template <class M>
@@ -53,12 +55,95 @@ struct Words {
 };
 
 // Words of vectors of 8 and 16 bytes.
+__device__ __forceinline__ std::uint32_t& word_of(uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+__device__ __forceinline__ std::uint32_t& word_of(uint2& v, int i) {
+  return i == 0 ? v.x : v.y;
+}
 __device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 __device__ __forceinline__ std::uint32_t word_of(const uint2& v, int i) {
   return i == 0 ? v.x : v.y;
 }
+
+/// Elements of type T of a word, or of two where these are 16 bits, by f(x, which).
+template <class T, class F>
+__device__ __forceinline__ void for_elements(std::uint32_t& word, const F& f) {
+  if constexpr (sizeof(T) == 4) {
+    word = __float_as_uint(f(__uint_as_float(word), 0));
+  } else {
+    Pack<T, 2> pair = reinterpret_cast<const Pack<T, 2>&>(word);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) pair.values[i] = convert<T>(f(convert<float>(pair.values[i]), i));
+    word = reinterpret_cast<const std::uint32_t&>(pair);
+  }
+}
+
+/// Applies a prologue to a thread's N vectors: each has one channel, or, channels last, all have the same
+/// neighbouring ones. kKept: their numbers stay in registers.
+template <class T, class Vector, int N, bool kLast, bool kKept>
+class ThreadPrologue {
+ public:
+  /// Vector i has channel `first` + i * `step`, or all have those from `first` on. Of channels that do not
+  /// exist any numbers will do: their products are not used, or those with weights of zero.
+  __device__ __forceinline__ ThreadPrologue(const ThinArguments& a, int first, int step)
+      : a_(a), first_(first), step_(kLast ? 1 : step) {
+    if constexpr (kKept)
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) kept_[i] = load(i);
+  }
+  __device__ __forceinline__ void apply(Vector (&vectors)[N]) const {
+    if constexpr (kLast) {
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) {
+        Channel channels[kWord];
+#pragma unroll
+        for (int e = 0; e < kWord; ++e) channels[e] = channel(k * kWord + e);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+          for_elements<T>(word_of(vectors[i], k),
+                          [&](float x, int e) { return a_.prologue(channels[e], x); });
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const Channel of_vector = channel(i);
+#pragma unroll
+        for (int k = 0; k < kWords; ++k)
+          for_elements<T>(word_of(vectors[i], k), [&](float x, int) { return a_.prologue(of_vector, x); });
+      }
+    }
+  }
+  __device__ __forceinline__ void apply(int i, std::uint32_t (&words)[2]) const {
+    const Channel of_vector = channel(i);
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      for_elements<T>(words[k], [&](float x, int) { return a_.prologue(of_vector, x); });
+  }
+
+ private:
+  using Channel = NormalizedChannel<float>;
+  static constexpr int kWord = 4 / sizeof(T), kWords = sizeof(Vector) / 4,
+                       kChannels = kLast ? kWords * kWord : N;
+  __device__ __forceinline__ Channel load(int i) const {
+    return a_.prologue.of(::min(first_ + i * step_, a_.plan.ci - 1));
+  }
+  __device__ __forceinline__ Channel channel(int i) const {
+    if constexpr (kKept) return kept_[i];
+    return load(i);
+  }
+  const ThinArguments& a_;
+  int first_, step_;
+  Channel kept_[kKept ? kChannels : 1];
+};
+struct NoPrologue {
+  __device__ __forceinline__ NoPrologue(const ThinArguments&, int, int) {}
+  template <class Vectors>
+  __device__ __forceinline__ void apply(const Vectors&) const {}
+  __device__ __forceinline__ void apply(int, const std::uint32_t (&)[2]) const {}
+};
 
 /// A float32 as a sum of two TF32 numbers, rounded. Tensor cores would cut off the smaller one as well.
 __device__ __forceinline__ void split(std::uint32_t x, std::uint32_t& large, std::uint32_t& small) {
@@ -107,11 +192,6 @@ __device__ __forceinline__ void multiply(float (&sums)[4], const Operand<Math, 4
     Math::multiply(sums, a.words, b.small[0], b.small[1]);
   }
   Math::multiply(sums, a.words, b.words[0], b.words[1]);
-}
-
-/// As Rectifier's value, without its comparisons of doubles.
-__device__ __forceinline__ float rectified(float u, float slope) {
-  return u <= 0 ? slope == 0 ? 0.0f : u * slope : u;
 }
 
 /// Sums of products. Tensor cores cut off what they add: at float32's accuracy they add two steps only,
@@ -390,8 +470,8 @@ inline const std::optional<ThinPlan>& plan_of(const ConvTranspose2dGeometry& g, 
 }
 
 // The kernels, each in a file of its own.
-void launch_transposed(const ThinArguments& a, const Tensor& to);
+void launch_transposed(const ThinArguments& a, const Tensor& to, bool has_prologue);
 void launch_plain(const ThinArguments& a, const Tensor& to);
-void launch_weight_grad(const ThinArguments& a, const Tensor& x, const Tensor& w);
+void launch_weight_grad(const ThinArguments& a, const Tensor& x, const Tensor& w, bool has_prologue);
 
 }  // namespace tapedeck::cu::conv_thin

@@ -226,12 +226,15 @@ template <class Math>
 constexpr int kBlocks = blocks_of_registers(ThinPass::transposed, Math::kParts == 3 ? 2 : 1, 0);
 
 /// kRows: times 16 products at once.
-template <class Math, bool kLast, int kRows>
+template <class Math, bool kLast, int kRows, bool kPrologue>
 __global__ void __launch_bounds__(kBlock, kBlocks<Math>)
     thin_transposed_kernel(const __grid_constant__ ThinArguments a) {
   using T = typename Math::Element;
   using W = Words<Math>;
   using XFeed = Feed<T, kLast>;
+  using XPrologue =
+      std::conditional_t<kPrologue, ThreadPrologue<T, typename XFeed::Vector, XFeed::kVectors, kLast, false>,
+                         NoPrologue>;
   const ThinPlan& p = a.plan;
   extern __shared__ uint4 memory[];
   uint4* const weights = memory + XFeed::Ring::kBytes / 16;
@@ -294,6 +297,10 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math>)
           for (int c = 0; c < p.ci;) {
             // Two steps of k, or one if there are no more channels.
             typename XFeed::Vector vectors[XFeed::kVectors];
+            const auto take = [&] {
+              feed.take(vectors);
+              XPrologue(a, c + t * (kLast ? XFeed::kVector : XFeed::kVectors), 1).apply(vectors);
+            };
             const auto multiply_vectors = [&]<int kStep>() {
               Operand<Math, 2> of_x[kTiles];
 #pragma unroll
@@ -308,13 +315,13 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math>)
               }
               multiply_step.template operator()<kStep == 0>(of_x);
             };
-            feed.take(vectors);
+            take();
             multiply_vectors.template operator()<0>();
             c += XFeed::kStep;
             if constexpr (kLast) {
               multiply_vectors.template operator()<1>();
             } else if (sums.kFlushes && c < p.ci) {
-              feed.take(vectors);
+              take();
               multiply_vectors.template operator()<1>();
               c += XFeed::kStep;
             }
@@ -368,7 +375,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math>)
 
 }  // namespace
 
-void launch_transposed(const ThinArguments& arguments, const Tensor& to) {
+void launch_transposed(const ThinArguments& arguments, const Tensor& to, bool has_prologue) {
   ThinArguments a = arguments;
   const ThinPlan& p = a.plan;
   visit_thin(to, [&]<class Math, bool kLast>() {
@@ -376,7 +383,10 @@ void launch_transposed(const ThinArguments& arguments, const Tensor& to) {
     a.by_region_h = Divider(p.h.region);
     const dim3 grid(grid_size("conv", p.blocks()));
     const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
-      ((p.at_once == kRows ? launch_thin(thin_transposed_kernel<Math, kLast, kRows>, grid, a, to) : void()),
+      ((p.at_once == kRows ? launch_thin(has_prologue ? thin_transposed_kernel<Math, kLast, kRows, true>
+                                                      : thin_transposed_kernel<Math, kLast, kRows, false>,
+                                         grid, a, to)
+                           : void()),
        ...);
     };
     launch(std::integer_sequence<int, 1, 2, 3>());

@@ -81,7 +81,7 @@ class PixelFeed {
 };
 
 /// Sums of kRows times 16 products blockIdx.z, and of channels kSumChannels * blockIdx.y on.
-template <class Math, bool kLast, int kRows>
+template <class Math, bool kLast, int kRows, bool kPrologue>
 __global__ void __launch_bounds__(kBlock, 3)
     thin_weight_grad_kernel(const __grid_constant__ ThinArguments a) {
   using T = typename Math::Element;
@@ -103,6 +103,10 @@ __global__ void __launch_bounds__(kBlock, 3)
     offsets[i] = offset_of_product(p, min(first_product + i * 8 + g, p.products - 1));
   await_previous();
   XFeed feed(a, memory);
+  constexpr bool kKept = (sizeof(T) == 4) && (kRows <= 2);
+  using XPrologue =
+      std::conditional_t<kPrologue, ThreadPrologue<T, uint4, XFeed::kVectors, kLast, kKept>, NoPrologue>;
+  const XPrologue prologue(a, first_channel + g * (kLast ? W::kVector : 1), 8);
   ThinSums<Math, kRows, kColumns> sums;
 #pragma unroll 1
   for (int index = blockIdx.x; index < a.tiles; index += static_cast<int>(gridDim.x)) {
@@ -121,6 +125,7 @@ __global__ void __launch_bounds__(kBlock, 3)
           words_across<T>(vectors, j, words);
         } else {
           words[0] = word_of(vectors[j], 2 * s), words[1] = word_of(vectors[j], 2 * s + 1);
+          prologue.apply(j, words);
         }
         of_x[j] = Operand<Math, 2>(words);
       }
@@ -147,6 +152,7 @@ __global__ void __launch_bounds__(kBlock, 3)
     // One step, or two: until sums are flushed.
     const auto multiply_turn = [&]<bool kFirst>(int k) {
       feed.take(vectors);
+      if constexpr (kLast) prologue.apply(vectors);
       int row, column;
       const int inside = XFeed::inside(a, tile, k + t * XFeed::kMine, row, column);
       const T* const of_y = region + (inside > 0 ? row * p.h.stride * p.w.region + column * p.w.stride : 0);
@@ -188,7 +194,7 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 }  // namespace
 
-void launch_weight_grad(const ThinArguments& arguments, const Tensor& x, const Tensor& w) {
+void launch_weight_grad(const ThinArguments& arguments, const Tensor& x, const Tensor& w, bool has_prologue) {
   ThinArguments a = arguments;
   const ThinPlan& p = a.plan;
   a.by_region_h = Divider(p.h.region), a.by_columns = Divider(p.w.size);
@@ -197,7 +203,10 @@ void launch_weight_grad(const ThinArguments& arguments, const Tensor& x, const T
     const dim3 grid(grid_size("conv", p.blocks()), static_cast<unsigned>(ceil_div(p.ci, kSumChannels<T>)),
                     static_cast<unsigned>(ceil_div(p.products, 16 * p.at_once)));
     const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
-      ((p.at_once == kRows ? launch_thin(thin_weight_grad_kernel<Math, kLast, kRows>, grid, a, w) : void()),
+      ((p.at_once == kRows ? launch_thin(has_prologue ? thin_weight_grad_kernel<Math, kLast, kRows, true>
+                                                      : thin_weight_grad_kernel<Math, kLast, kRows, false>,
+                                         grid, a, w)
+                           : void()),
        ...);
     };
     launch(std::integer_sequence<int, 1, 2, 3>());

@@ -302,10 +302,11 @@ inline void gather_from(BoxArguments& call, const Tensor& from, int fold, int sl
 }
 
 /// wgmma_map() over boxes. Where images are folded, `g`, `w` and `bias` are those of folded ones, `from` and
-/// `to` as they lie.
+/// `to` as they lie. `prologue`: of boxes that are not gathered, where ChannelsLast::can_apply() it.
 template <class Math>
 void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& way, const Tensor& from,
-             const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope) {
+             const Tensor& w, const Tensor& bias, const Tensor& to, double negative_slope,
+             const Prologue& prologue) {
   const BoxPlan& plan = way.plan;
   const BoxChoice& choice = way.choice;
   using T = typename Math::Value;
@@ -318,7 +319,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(from, !gathers || may_be_sampled(plan) ? copies : reads, w, reads);
+    largest.emplace(from, !gathers || may_be_sampled(plan) ? copies : reads, w, reads, prologue.largest);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
   const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;
@@ -326,9 +327,9 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (gathers) {
     gather_from(call, from, fold_from, choice.slots, largest && largest->a().is_guess);
   } else if constexpr (Math::kScaled) {
-    images.emplace(from, plan.groups, rows, fold_from, kParts, largest->a());
+    images.emplace(from, plan.groups, rows, fold_from, kParts, largest->a(), prologue);
   } else {
-    images.emplace(from, plan.groups, rows, fold_from);
+    images.emplace(from, plan.groups, rows, fold_from, prologue);
   }
   if (images)
     for (int i = 0; i < plan.h.planes; ++i)

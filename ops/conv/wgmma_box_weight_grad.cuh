@@ -488,7 +488,7 @@ void launch_box_weight_grad(const BoxGradArguments& call, int splits, Device dev
 /// wgmma_weight_grad() for 16-bit operands, in a way that has a plan.
 template <class Math>
 void box_weight_grad(const ConvTranspose2dGeometry& g, const BoxGradWay& way, const Tensor& x,
-                     const Tensor& y, const Tensor& w) {
+                     const Tensor& y, const Tensor& w, const Prologue& prologue) {
   using T = typename Math::Element;
   constexpr int kParts = Math::kOperandParts;
   BoxGradArguments call{};
@@ -502,16 +502,16 @@ void box_weight_grad(const ConvTranspose2dGeometry& g, const BoxGradWay& way, co
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(x, copies, y, copies);
+    largest.emplace(x, copies, y, copies, prologue.largest);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
   const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int columns,
-                             const Magnitude& magnitude) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, columns, kParts, magnitude)
-                         : ChannelsLast(images, planes.groups, rows, columns);
+                             const Magnitude& magnitude, const Prologue& first) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, columns, kParts, magnitude, first)
+                         : ChannelsLast(images, planes.groups, rows, columns, first);
   };
-  const ChannelsLast x_images = images_of(x, nullptr, fold.x, largest ? largest->a() : Magnitude{}),
-                     y_images = images_of(y, &g.h, fold.y, largest ? largest->b() : Magnitude{});
+  const ChannelsLast x_images = images_of(x, nullptr, fold.x, largest ? largest->a() : Magnitude{}, prologue),
+                     y_images = images_of(y, &g.h, fold.y, largest ? largest->b() : Magnitude{}, {});
   Preparations preparations;
   x_images.make(preparations), y_images.make(preparations);
   const int groups = kParts * planes.groups;

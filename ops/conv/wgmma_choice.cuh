@@ -22,18 +22,22 @@ using HalvesOf = ScaledHalf<Math::kParts == 3 ? 2 : 1>;
 
 template <class Math>
 bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
-               const Tensor& bias, const Tensor& to, double negative_slope, bool shared) {
+               const Tensor& bias, const Tensor& to, double negative_slope, bool shared,
+               const Prologue& prologue) {
   const BoxResults results = box_results(to.layout(), to.size(3), factors_of<Math>.element_bytes,
                                          reinterpret_cast<std::uintptr_t>(to.raw()));
   const MapWay way = map_way(g, transposed, from.layout(), results, factors_of<Math>, shared);
   const Fold& fold = way.boxes.fold;
   const auto over_boxes = [&]<class Of>() {
-    if (!fold.exists()) return box_map<Of>(g, transposed, way.boxes, from, w, bias, to, negative_slope), true;
+    const auto map = [&](const ConvTranspose2dGeometry& of, const Tensor& weight, const Tensor& shift) {
+      box_map<Of>(of, transposed, way.boxes, from, weight, shift, to, negative_slope, prologue);
+      return true;
+    };
+    if (!fold.exists()) return map(g, w, bias);
     const bool last = to.layout() == Layout::nhwc;
     const FoldedWeight folded(g, fold, transposed,
                               last ? FoldedChannels::by_columns : FoldedChannels::by_channels, w, bias);
-    box_map<Of>(fold.of(g), transposed, way.boxes, from, folded.weight, folded.bias, to, negative_slope);
-    return true;
+    return map(fold.of(g), folded.weight, folded.bias);
   };
   if constexpr (multiplies_float<Math>) {
     if (way.kind == MapKind::halves) return over_boxes.template operator()<HalvesOf<Math>>();
@@ -46,7 +50,8 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 }
 
 template <class Math>
-void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
+void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w,
+                       const Prologue& prologue) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
   const WeightGradWay* way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>);
   if constexpr (Math::kParts == 1) {
@@ -55,7 +60,7 @@ void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
       way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, false);
     }
   }
-  if (way->kind == GradKind::boxes) return box_weight_grad<Boxes>(g, way->boxes, x, y, w);
+  if (way->kind == GradKind::boxes) return box_weight_grad<Boxes>(g, way->boxes, x, y, w, prologue);
   gathered_weight_grad<Math>(g, x, y, w);
 }
 

@@ -4,8 +4,8 @@
 namespace tapedeck::cu::conv_gemm {
 
 template bool wgmma_map<Tf32>(const ConvTranspose2dGeometry&, bool, const Tensor&, const Tensor&,
-                              const Tensor&, const Tensor&, double, bool);
+                              const Tensor&, const Tensor&, double, bool, const Prologue&);
 template void wgmma_weight_grad<Tf32>(const ConvTranspose2dGeometry&, const Tensor&, const Tensor&,
-                                      const Tensor&);
+                                      const Tensor&, const Prologue&);
 
 }  // namespace tapedeck::cu::conv_gemm
