@@ -5,7 +5,7 @@
 //   gx = w * r * (gu - gb/N - xhat * gw/N)                 in training
 //   gx = w * r * gu                                        with constant statistics
 //
-// Only x is saved, and what is known of channels: backward computes u's sign again.
+// Of elements only x is saved: backward computes u's sign again, from what is known of channels.
 #include <cmath>
 #include <optional>
 
@@ -29,35 +29,6 @@ namespace tapedeck {
 namespace {
 
 const char* const kName = "batch_norm";
-
-void check_arguments(const Tensors& in, const BatchNormOptions& options) {
-  static constexpr const char* kNames[] = {"x", "weight", "bias", "running_mean", "running_var"};
-  const Tensor& x = in[0];
-  check_defined(kName, "x", x);
-  check_floating(kName, "x", x);
-  check(x.rank() >= 2, "batch_norm: x has shape ", x.shape(), "; legal is rank 2 or more, [n,c,...]");
-  for (std::size_t i = 1; i < 5; ++i) {
-    if (!in[i].defined()) continue;
-    check_parameter_kind(kName, x, kNames[i], in[i]);
-    check(in[i].shape() == Shape({x.size(1)}), "batch_norm: ", kNames[i], " has shape ", in[i].shape(),
-          " but x ", x.shape(), " has ", x.size(1), " channels");
-  }
-  for (const auto& [given, other] : {std::pair(3, 4), std::pair(4, 3)}) {
-    check(!in[given].defined() || in[other].defined(), "batch_norm: ", kNames[given], " is given but ",
-          kNames[other], " is undefined; legal is both or neither");
-  }
-  check(options.training || in[3].defined(),
-        "batch_norm: running_mean and running_var are undefined; legal only in training");
-  const Tensor& batches = options.batches;
-  check(!batches.defined() ||
-            (batches.dtype() == DType::int64 && batches.count() == 1 && batches.device() == x.device()),
-        "batch_norm: batches is ", batches, "; legal is one int64 on ", x.device());
-  check(options.eps >= 0, "batch_norm: eps ", options.eps, " is not legal; legal is 0 or more");
-  check(options.momentum >= 0 && options.momentum <= 1, "batch_norm: momentum ", options.momentum,
-        " is not legal; legal is 0 to 1");
-  check(!options.training || x.count() != x.size(1) || x.count() == 0, "batch_norm: x ", x.shape(),
-        " has 1 value a channel; legal in training is 2 or more");
-}
 
 Variables fused_gradients(const OpContext& context, const Tensor& gradient, const BatchNormOptions& options,
                           bool is_own) {
@@ -112,8 +83,37 @@ Variables composed_gradients(const OpContext& context, const Variable& gy, const
 
 }  // namespace
 
+void detail::check_batch_norm(const Tensors& in, const BatchNormOptions& options) {
+  static constexpr const char* kNames[] = {"x", "weight", "bias", "running_mean", "running_var"};
+  const Tensor& x = in[0];
+  check_defined(kName, "x", x);
+  check_floating(kName, "x", x);
+  check(x.rank() >= 2, "batch_norm: x has shape ", x.shape(), "; legal is rank 2 or more, [n,c,...]");
+  for (std::size_t i = 1; i < 5; ++i) {
+    if (!in[i].defined()) continue;
+    check_parameter_kind(kName, x, kNames[i], in[i]);
+    check(in[i].shape() == Shape({x.size(1)}), "batch_norm: ", kNames[i], " has shape ", in[i].shape(),
+          " but x ", x.shape(), " has ", x.size(1), " channels");
+  }
+  for (const auto& [given, other] : {std::pair(3, 4), std::pair(4, 3)}) {
+    check(!in[given].defined() || in[other].defined(), "batch_norm: ", kNames[given], " is given but ",
+          kNames[other], " is undefined; legal is both or neither");
+  }
+  check(options.training || in[3].defined(),
+        "batch_norm: running_mean and running_var are undefined; legal only in training");
+  const Tensor& batches = options.batches;
+  check(!batches.defined() ||
+            (batches.dtype() == DType::int64 && batches.count() == 1 && batches.device() == x.device()),
+        "batch_norm: batches is ", batches, "; legal is one int64 on ", x.device());
+  check(options.eps >= 0, "batch_norm: eps ", options.eps, " is not legal; legal is 0 or more");
+  check(options.momentum >= 0 && options.momentum <= 1, "batch_norm: momentum ", options.momentum,
+        " is not legal; legal is 0 to 1");
+  check(!options.training || x.count() != x.size(1) || x.count() == 0, "batch_norm: x ", x.shape(),
+        " has 1 value a channel; legal in training is 2 or more");
+}
+
 Prologue detail::batch_norm_prologue(const Tensors& in, const BatchNormOptions& options, bool bounds) {
-  check_arguments(in, options);
+  check_batch_norm(in, options);
   const Tensor &x = in[0], &batches = options.batches;
   const DType dtype = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
   Prologue known{Tensor::empty({4, x.size(1)}, {dtype, x.device()}), options.negative_slope};

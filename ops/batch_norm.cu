@@ -78,8 +78,7 @@ struct StoreStatistics {
     new_mean.write(c, moved(running_mean[c], m));
     new_var.write(c, moved(running_var[c], v * count / (count - 1)));
   }
-  /// One of n values is at most sqrt((n - 1) * var) away from the mean; and their mean, rounded, a little
-  /// from it.
+  /// One of n values is less than sqrt(n * var) away from the mean, and that, rounded, a little from itself.
   __device__ void raise_to_bound(std::int64_t c, double m, double v) const {
     const double away = 1.001 * sqrt(count * v) + 1e-6 * abs(m),
                  most = steepest * (abs(static_cast<double>(channels.scale[c])) * away +

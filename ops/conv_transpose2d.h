@@ -25,7 +25,7 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
 /// conv_transpose2d(batch_norm(x), ...), with shapes and errors of both. On a GPU, kernels that copy what
 /// they read, or convert it, normalise it on the way, forward and in the weight's gradient: then what
 /// batch_norm() makes is neither stored nor kept for the way back. In float32 results may differ from those
-/// of both ops in their last bits, as scales do (ops/conv/scaled_half.cuh).
+/// of both ops by what scaled halves leave out (ops/conv/scaled_half.cuh).
 Variable conv_transpose2d(const BatchNormCall& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {}, double negative_slope = 1);
 

@@ -48,14 +48,16 @@ Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Vari
                     const Variable& bias = {}, double eps = 1e-5);
 
 namespace detail {
-/// For ops whose first inputs are batch_norm()'s: checks these and moves the running statistics. What is left
-/// to do to x; `bounds`: with its `largest`, if that can be known.
+/// For ops whose first inputs are batch_norm()'s: throws Error unless these are legal.
+void check_batch_norm(const Tensors& inputs, const BatchNormOptions& options);
+/// The same, and moves the running statistics. What is left to do to x; `bounds`: with its `largest`, if that
+/// can be known.
 Prologue batch_norm_prologue(const Tensors& inputs, const BatchNormOptions& options, bool bounds = false);
 /// x after its prologue, if there is one: for kernels that do not apply it.
 Tensor applied(const Prologue& prologue, const Tensor& x);
 /// For their backward: the gradients of x, weight and bias, given that of the normalised x, which may become
-/// that of x where it `is_own`. The context has x, the weight if there is one, and first of what is neither
-/// input nor output the prologue's statistics.
+/// that of x where it `is_own`. The context has x, the weight if there is one and x's gradient or signs are
+/// wanted, and first of what is neither input nor output the prologue's statistics.
 Variables batch_norm_gradients(const OpContext& context, const Variable& gy, const BatchNormOptions& options,
                                bool is_own = false);
 }  // namespace detail

@@ -5,8 +5,11 @@
 //
 // z is a function of x and of a few numbers of each channel: kernels make it anew wherever they read x.
 #include <algorithm>
+#include <optional>
 
 #include <tapedeck/core/backend.h>
+#include <tapedeck/core/captured_step.h>
+#include <tapedeck/core/context.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
 #include <tapedeck/ops/conv/operand_copies.h>
@@ -28,14 +31,16 @@ struct NormalizedConvTranspose2d final : Op {
   const char* name() const override { return "batch_norm_conv_transpose2d"; }
 
   Tensors forward(OpContext& c, const Tensors& in) override {
-    check_negative_slope(name(), negative_slope_);
+    check_negative_slope("conv_transpose2d", negative_slope_);
     const Prologue prologue = detail::batch_norm_prologue(in, norm_, true);
     largest_ = prologue.largest;
+    made_ = Moment(in[x].device());
     if (negative_slope_ != 1) c.save_output(0);
     if (needs_normalized(c)) c.save_input(weight);
     if (needs_normalized(c) || c.needs_grad(weight)) {
-      for (const Input i : {x, norm_weight, norm_bias})
-        if (in[i].defined()) c.save_input(i);
+      c.save_input(x);
+      if (in[norm_weight].defined()) c.save_input(norm_weight);
+      if (in[norm_bias].defined() && c.needs_grad(weight)) c.save_input(norm_bias);
       c.save(prologue.statistics);
     }
     const auto& [g, layout, weight_layout, algorithm] = call_;
@@ -62,6 +67,15 @@ struct NormalizedConvTranspose2d final : Op {
   }
 
  private:
+  /// When kernels are queued: words that others wrote serve those of the same stream, in the same capture or
+  /// outside of any, as Storage::largest() has it.
+  struct Moment {
+    explicit Moment(Device device) : stream(Context::current(device).stream()), captured(is_capturing()) {}
+    bool operator==(const Moment&) const = default;
+    Stream stream;
+    bool captured;
+  };
+
   static bool needs_normalized(const OpContext& c) {
     return c.needs_grad(x) || c.needs_grad(norm_weight) || c.needs_grad(norm_bias);
   }
@@ -73,7 +87,8 @@ struct NormalizedConvTranspose2d final : Op {
     const Tensor& from = c.input(x).tensor();
     const Tensor w = Tensor::empty(g.weight_shape(), {from.dtype(), from.device(), weight_layout});
     TAPEDECK_KERNEL(w.device(), conv_transpose2d_weight_grad)
-    (g, from, gu.tensor().to(layout), w, Prologue{c.saved(0), norm_.negative_slope, largest_});
+    (g, from, gu.tensor().to(layout), w,
+     Prologue{c.saved(0), norm_.negative_slope, made_ == Moment(w.device()) ? largest_ : nullptr});
     return w;
   }
 
@@ -92,6 +107,7 @@ struct NormalizedConvTranspose2d final : Op {
   BatchNormOptions norm_;
   double negative_slope_;
   std::shared_ptr<unsigned> largest_;
+  std::optional<Moment> made_;
 };
 
 ConvTranspose2dGeometry geometry_of(const Variable& x, const Variable& w, const Variable& bias,
@@ -100,7 +116,7 @@ ConvTranspose2dGeometry geometry_of(const Variable& x, const Variable& w, const 
   return conv_transpose2d_geometry(tensor_of(x), tensor_of(w), tensor_of(bias), options);
 }
 
-/// A parameter as detail::lowered() would make it, without its values.
+/// A parameter of the type that detail::lowered() would give it, to ask for a geometry.
 Variable as_lowered(const Variable& v) {
   const bool casts = v.defined() && v.dtype() == DType::float32 && Autocast::dtype() != DType::float32;
   return casts ? Tensor::empty(v.shape(), {Autocast::dtype(), v.tensor().device()}) : v;
@@ -111,6 +127,9 @@ bool is_worth_it(const BatchNormCall& call, const Variable& weight, const Variab
                  const ConvTranspose2dOptions& options) {
   const Variable& x = call.x;
   if (!x.defined() || x.rank() != 4 || x.count() == 0 || x.tensor().device().is_cpu()) return false;
+  detail::check_batch_norm({x.tensor(), detail::tensor_of(call.weight), detail::tensor_of(call.bias),
+                            detail::tensor_of(call.running_mean), detail::tensor_of(call.running_var)},
+                           call.options);
   // Autocast wants the normalised x in another type.
   if (x.dtype() == DType::float32 && Autocast::dtype() != DType::float32) return false;
   const auto g = geometry_of(x, as_lowered(weight), as_lowered(bias), options);
@@ -136,6 +155,7 @@ Variable detail::normalized_at_once(const BatchNormCall& x, const Variable& weig
 
 Variable conv_transpose2d(const BatchNormCall& x, const Variable& weight, const Variable& bias,
                           const ConvTranspose2dOptions& options, double negative_slope) {
+  check_negative_slope("conv_transpose2d", negative_slope);
   const Variable y = detail::normalized_at_once(x, weight, bias, options, negative_slope);
   return y.defined() ? y : conv_transpose2d(batch_norm(x), weight, bias, options, negative_slope);
 }

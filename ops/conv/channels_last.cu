@@ -194,8 +194,8 @@ __device__ __forceinline__ int turn(int row) {
 
 /// Blocks that a multiprocessor has registers for: some read while others write. On an H200, of 1 GB of
 /// bfloat16 by four pixels: 4 blocks 631, 6 575, 8 530 us (4.06 TB/s); 4 of tiles of 256 pixels 571. Of
-/// float32 more than 4 have too few registers, nor have they with a prologue. Of few tiles, which are small,
-/// all come at once.
+/// float32, or with a prologue, more than 4 have too few registers, and more than 3 of 16 bits with a
+/// prologue by one pixel. Of few tiles, which are small, all come at once.
 template <class Split, int kStep, bool kFew>
 constexpr int transpose_blocks() {
   constexpr bool kWide = sizeof(typename Split::From) > 2;
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
   end_preparation(a.beside);
 }
 
-/// A thread has some vectors of four elements, and writes four of each part. `count`, `of_pixel` and
-/// `channels`, of all columns that are one and of a single one: in fours.
+/// A thread has some vectors of four elements, and writes four of each part. `count`, `of_pixel`,
+/// of all columns that are one, and `channels`, of a single column, are in fours.
 template <class Split>
 __global__ void __launch_bounds__(kThreads)
     split_kernel(const float4* from, uint2* to, std::int64_t count, int of_pixel,

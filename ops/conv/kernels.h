@@ -46,6 +46,9 @@
 // take what was the fastest when they were measured (shipped_choices.h), and if wanted, what can compute a
 // call is measured instead (autotune.h).
 //
+// The layer before may leave its end to these (ops/prologue.h): on a GPU, thin products and boxes of copied
+// images normalise and rectify x as they read it, forward and in the weight's gradient; others get it done.
+//
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,

@@ -86,14 +86,14 @@ __device__ __forceinline__ void for_elements(std::uint32_t& word, const F& f) {
 template <class T, class Vector, int N, bool kLast, bool kKept>
 class ThreadPrologue {
  public:
-  /// Vector i has channel `first` + i * `step`, or all have those from `first` on. Of channels that do not
-  /// exist any numbers will do: their products are not used, or those with weights of zero.
+  /// Vector i has channel `first` + i * `step`, or all have those from `first` on.
   __device__ __forceinline__ ThreadPrologue(const ThinArguments& a, int first, int step)
       : a_(a), first_(first), step_(kLast ? 1 : step) {
     if constexpr (kKept)
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) kept_[i] = load(i);
   }
+  /// Zeros that stand for pixels that do not exist become what zero becomes, of 16 bits perhaps an infinity.
   __device__ __forceinline__ void apply(Vector (&vectors)[N]) const {
     if constexpr (kLast) {
 #pragma unroll
@@ -116,6 +116,7 @@ class ThreadPrologue {
       }
     }
   }
+  /// The same of two words of vector i.
   __device__ __forceinline__ void apply(int i, std::uint32_t (&words)[2]) const {
     const Channel of_vector = channel(i);
 #pragma unroll
@@ -128,7 +129,8 @@ class ThreadPrologue {
   static constexpr int kWord = 4 / sizeof(T), kWords = sizeof(Vector) / 4,
                        kChannels = kLast ? kWords * kWord : N;
   __device__ __forceinline__ Channel load(int i) const {
-    return a_.prologue.of(::min(first_ + i * step_, a_.plan.ci - 1));
+    const int channel = first_ + i * step_;
+    return channel < a_.plan.ci ? a_.prologue.of(channel) : Channel{};  // then zeros stay zeros
   }
   __device__ __forceinline__ Channel channel(int i) const {
     if constexpr (kKept) return kept_[i];
@@ -142,7 +144,6 @@ struct NoPrologue {
   __device__ __forceinline__ NoPrologue(const ThinArguments&, int, int) {}
   template <class Vectors>
   __device__ __forceinline__ void apply(const Vectors&) const {}
-  __device__ __forceinline__ void apply(int, const std::uint32_t (&)[2]) const {}
 };
 
 /// A float32 as a sum of two TF32 numbers, rounded. Tensor cores would cut off the smaller one as well.

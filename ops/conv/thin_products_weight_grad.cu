@@ -125,7 +125,10 @@ __global__ void __launch_bounds__(kBlock, 3)
           words_across<T>(vectors, j, words);
         } else {
           words[0] = word_of(vectors[j], 2 * s), words[1] = word_of(vectors[j], 2 * s + 1);
-          prologue.apply(j, words);
+          if constexpr (kPrologue) {
+            prologue.apply(j, words);
+            if (inside <= 0) words[0] = words[1] = 0;
+          }
         }
         of_x[j] = Operand<Math, 2>(words);
       }
@@ -152,9 +155,14 @@ __global__ void __launch_bounds__(kBlock, 3)
     // One step, or two: until sums are flushed.
     const auto multiply_turn = [&]<bool kFirst>(int k) {
       feed.take(vectors);
-      if constexpr (kLast) prologue.apply(vectors);
       int row, column;
       const int inside = XFeed::inside(a, tile, k + t * XFeed::kMine, row, column);
+      if constexpr (kLast && kPrologue) {
+        prologue.apply(vectors);
+#pragma unroll
+        for (int n = 0; n < XFeed::kVectors; ++n)
+          if (n >= inside) vectors[n] = uint4{};
+      }
       const T* const of_y = region + (inside > 0 ? row * p.h.stride * p.w.region + column * p.w.stride : 0);
       multiply_step.template operator()<kFirst>(of_y, inside, 0);
       if constexpr (!kLast) multiply_step.template operator()<false>(of_y, inside, 1);
