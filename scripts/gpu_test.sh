@@ -73,7 +73,8 @@ test_program() {
   local log=$logs/$1${2:+.$2}.log result=passed
   [ $# -lt 3 ] || export GTEST_SHARD_INDEX=$2 GTEST_TOTAL_SHARDS=$3
   timeout 300 "$binaries/$1_test" --gtest_filter='*Cuda*:*/cuda' >"$log" 2>&1 || result="FAILED ($?)"
-  printf '%-18s %s: %s\n' "$1" "$result" "$(grep -E 'suites? ran' "$log" | sed 's/.*=\] //')"
+  printf '%-18s %s: %s%s\n' "$1" "$result" "$(grep -E 'suites? ran' "$log" | sed 's/.*=\] //')" \
+    "$(sed -n 's/^\[  SKIPPED \] \([0-9]* tests\{0,1\}\), listed below:$/, SKIPPED \1/p' "$log")"
   [ "$result" = passed ] || grep -E 'Failure|FAILED' -A4 "$log" | head -40 || true
 }
 export -f test_program

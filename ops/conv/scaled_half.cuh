@@ -8,10 +8,10 @@
 // What is left out of an element is at most 2^-11 or 2^-23 of it, or 2^-39 (2^-35 by a sample) of the
 // operand's largest magnitude, where float16 has no smaller numbers: errors are small beside an operand's
 // largest elements, not beside each element's own size where these differ by more than 2^15
-// (2^11 by a sample). Of what a prologue makes (ops/prologue.h) only a bound is known, larger by up to the
-// root of a channel's number of elements: in its place of the largest magnitude. Infinities and
-// NaN stay what they are in the first part and do not count as magnitudes: results that see them are not
-// finite, and of weight gradients also other taps of the channel may not be.
+// (2^11 by a sample). What a prologue makes (ops/prologue.h) is scaled for a bound in place of the largest
+// magnitude, which may be larger by up to the root of a channel's number of elements. Infinities and NaN stay
+// what they are in the first part and do not count as magnitudes: results that see them are not finite, and
+// of weight gradients also other taps of the channel may not be.
 //
 // As much error as of float32's own sums of products: Ootomo and Yokota, "Recovering single precision
 // accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
