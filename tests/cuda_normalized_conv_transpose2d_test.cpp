@@ -24,6 +24,7 @@ class CudaNormalizedConv : public CudaConvTest {
  protected:
   void SetUp() override {
     CudaConvTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     if (!has_wgmma()) GTEST_SKIP() << "this GPU has none of the kernels that apply prologues";
   }
   /// Asks for instructions, not for prologues: without these all tests would be skipped, and none fail.
