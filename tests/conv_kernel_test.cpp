@@ -138,6 +138,17 @@ TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of
 }
 
 // From 16 MB on, by whole lines, wherever rows begin; stream_row_test.cpp has the rest of what rows can be.
+// Tiny maps of so many images that each thread has parts of its own, and maps them over images.
+const LayerCase kTilesOverImages[] = {
+    {"over images", {67, 20, 3, 4}, {20, 24, 3, 3}, {.stride = 2, .padding = 1}},
+    {"of groups", {131, 32, 2, 2}, {32, 20, 3, 2}, {.groups = 2}},
+    {"thin", {70, 48, 3, 3}, {48, 2, 4, 4}, {.stride = 2, .padding = 1}},
+    {"channelwise", {66, 24, 3, 3}, {24, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 24}}};
+
+TEST(ConvKernels, TilesOverImages) {
+  for (const LayerCase& c : kTilesOverImages) expect_fast_equals_reference(c);
+}
+
 TEST(ConvKernels, LargeResultsGoPastTheCaches) {
   PoisonAllocator poison;
   const Context context(Device{}, nullptr, poison);
@@ -207,7 +218,9 @@ TEST(ConvKernels, EachRectifiesItsResults) {
 
 TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
   const int before = num_threads();
-  for (const LayerCase& c : kLayerCases) {
+  std::vector<LayerCase> cases(std::begin(kLayerCases), std::end(kLayerCases));
+  cases.insert(cases.end(), std::begin(kTilesOverImages), std::end(kTilesOverImages));
+  for (const LayerCase& c : cases) {
     for (Layout layout : {Layout::nchw, Layout::nhwc}) {
       set_num_threads(1);
       const Results one = run(c, layout, DType::float32);

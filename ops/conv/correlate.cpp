@@ -79,7 +79,7 @@ class Correlate {
       const Scratch<T> waiting(past_caches_ ? kernels_.queue_elements : 0);
       micro::RowQueue<T> queue;
       queue.memory = waiting.data();
-      Dealer& dealer = Dealer::of_this_thread();
+      Dealer& dealer = Dealer::of_this_thread(from_.bytes() + to_.bytes());
       LineList next_lines;
       std::vector<micro::Correlation<T>> phases(static_cast<std::size_t>(w_.to_step));
       for (std::int64_t i = begin; i < end; ++i) {
@@ -157,7 +157,7 @@ class Correlate {
     parallel_for(map_.n * map_.groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
       const Scratch<T> slabs(kept_ * slab);
       std::fill_n(slabs.data(), kept_ * slab, T(0));
-      Dealer& dealer = Dealer::of_this_thread();
+      Dealer& dealer = Dealer::of_this_thread(from_.bytes() + to_.bytes());
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t n = i / bands / map_.groups, group = i / bands % map_.groups;
         const std::int64_t first = h_.count * (i % bands) / bands, last = h_.count * (i % bands + 1) / bands;

@@ -286,7 +286,7 @@ class InputGrad : InPlace<T> {
   void add(const Item& item, const Step& step, const Step* next, T* sums,
            std::vector<micro::Run>& runs) const {
     const Window& h = step.window;
-    Dealer& dealer = Dealer::of_this_thread();
+    Dealer& dealer = Dealer::of_this_thread(y_.bytes() + x_.bytes());
     LineList& lines = dealer.begin(static_cast<double>(h.slots * this->lanes_of_place_) *
                                    static_cast<double>(item.last - item.first + fold_.columns - 1));
     if (next != nullptr) {
@@ -435,7 +435,7 @@ class WeightGrad : InPlace<T> {
       kernels_.transpose({x + i * g_.w.in, image, ci, g_.w.in,
                           pixels + (i - band.x) * row_ + (fold_.columns - 1) * pixel_, pixel_, nullptr});
     }
-    Dealer& dealer = Dealer::of_this_thread();
+    Dealer& dealer = Dealer::of_this_thread(y_.bytes() + x_.bytes());
     const std::int64_t block = tile(), blocks = parts_of(co, block);
     for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t t = part(co, b, blocks), t_end = part(co, b + 1, blocks);

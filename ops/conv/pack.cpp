@@ -36,30 +36,18 @@ std::int64_t slot(const ConvMap& map, std::int64_t k) {
          map.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
 }
 
-/// One transpose for some channels of a panel: of the plain direction, whose weights have a row for each
-/// result channel, all channels that are read and all taps; of the other, one channel that is read.
 template <class T>
 void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed, T* weights) {
-  const auto& kernels = micro::kernels<T>();
-  const std::int64_t taps = map.taps(), channels = map.from_channels;
-  const std::int64_t together = map.direction == Direction::plain ? std::min<std::int64_t>(channels, 32) : 1;
+  const std::int64_t channels = map.from_channels, together = channels_at_once(map);
   const std::int64_t steps = (channels + together - 1) / together;
   parallel_for(static_cast<std::int64_t>(packed.panels.size()) * steps,
-               1 + (1 << 14) / (together * taps * packed.width), [&](std::int64_t begin, std::int64_t end) {
-                 std::vector<std::int64_t> offsets(static_cast<std::size_t>(together * taps));
+               1 + (1 << 14) / (together * map.taps() * packed.width),
+               [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    const Panel& p = packed.panels[static_cast<std::size_t>(i / steps)];
-                   const std::int64_t f = i % steps * together,
-                                      count = std::min(together, channels - f) * taps;
-                   T* to = weights + p.offset + f * p.width;
-                   for (std::int64_t k = 0; k < count; ++k) {
-                     const std::int64_t at = (slot(map, k % taps) * channels + k / taps) * p.width;
-                     offsets[static_cast<std::size_t>(k)] = at;
-                     std::fill(to + at + p.columns, to + at + p.width, T(0));
-                   }
-                   const std::int64_t at = map.weight_index(p.group, f, p.channel, 0);
-                   const std::int64_t next = map.weight_index(p.group, f, p.channel + 1, 0);
-                   kernels.transpose({from + at, next - at, p.columns, count, to, 0, offsets.data()});
+                   const std::int64_t f = i % steps * together;
+                   pack_channels(map, p, from, f, std::min(together, channels - f),
+                                 weights + p.offset + f * p.width, channels * p.width);
                  }
                });
 }
@@ -93,7 +81,46 @@ void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed
   }
 }
 
+template <class T>
+Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tensor& w) {
+  const Scratch<T> to(packed.panels.back().offset + packed.width * map.taps() * packed.depth);
+  switch (packed.lanes) {
+    case Lanes::wide:
+      pack_wide(map, w.data<T>(), packed, to.data());
+      break;
+    case Lanes::thin:
+      pack_thin(map, w.data<T>(), packed, to.data());
+      break;
+    case Lanes::channelwise:
+      pack_channelwise(map, w.data<T>(), packed, to.data());
+      break;
+  }
+  return to;
+}
+
 }  // namespace
+
+/// One transpose for all of them in the plain direction, whose weights have a row for each result channel;
+/// for each in the other.
+template <class T>
+void pack_channels(const ConvMap& map, const Panel& p, const T* from, std::int64_t f, std::int64_t count,
+                   T* to, std::int64_t slot_step) {
+  const std::int64_t taps = map.taps(), together = map.direction == Direction::plain ? count : 1;
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(together * taps));
+  for (std::int64_t k = 0; k < together * taps; ++k) {
+    offsets[static_cast<std::size_t>(k)] = slot(map, k % taps) * slot_step + k / taps * p.width;
+  }
+  for (std::int64_t i = 0; i < count; i += together, to += together * p.width) {
+    for (const std::int64_t at : offsets) std::fill(to + at + p.columns, to + at + p.width, T(0));
+    const std::int64_t at = map.weight_index(p.group, f + i, p.channel, 0);
+    const std::int64_t next = map.weight_index(p.group, f + i, p.channel + 1, 0);
+    micro::kernels<T>().transpose({from + at, next - at, p.columns, together * taps, to, 0, offsets.data()});
+  }
+}
+
+std::int64_t channels_at_once(const ConvMap& map) {
+  return std::min<std::int64_t>(map.from_channels, map.direction == Direction::plain ? 32 : 8);
+}
 
 template <class T>
 Packed<T> without_weights(const ConvMap& map, Lanes lane_use, const Tensor& bias) {
@@ -130,23 +157,6 @@ Packed<T> without_weights(const ConvMap& map, Lanes lane_use, const Tensor& bias
 }
 
 template <class T>
-Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tensor& w) {
-  const Scratch<T> to(packed.panels.back().offset + packed.width * map.taps() * packed.depth);
-  switch (packed.lanes) {
-    case Lanes::wide:
-      pack_wide(map, w.data<T>(), packed, to.data());
-      break;
-    case Lanes::thin:
-      pack_thin(map, w.data<T>(), packed, to.data());
-      break;
-    case Lanes::channelwise:
-      pack_channelwise(map, w.data<T>(), packed, to.data());
-      break;
-  }
-  return to;
-}
-
-template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias) {
   Packed<T> packed = without_weights<T>(map, lanes, bias);
   MadeKey key{Maker::windows,
@@ -159,7 +169,8 @@ Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& b
 }
 
 template Packed<float> without_weights<float>(const ConvMap&, Lanes, const Tensor&);
-template Scratch<float> pack_weights<float>(const ConvMap&, const Packed<float>&, const Tensor&);
+template void pack_channels<float>(const ConvMap&, const Panel&, const float*, std::int64_t, std::int64_t,
+                                   float*, std::int64_t);
 template Packed<float> pack<float>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 template Packed<double> pack<double>(const ConvMap&, Lanes, const Tensor&, const Tensor&);
 

@@ -38,9 +38,13 @@ struct Packed {
 /// What a call has for such lanes, but the weights; bias may be undefined.
 template <class T>
 Packed<T> without_weights(const ConvMap& map, Lanes lanes, const Tensor& bias);
-/// The weights for it.
+/// Packs channels [f, f + count) that are read of a panel, `wide`, whose slots are slot_step apart:
+/// [slot][channel][lane].
 template <class T>
-Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tensor& w);
+void pack_channels(const ConvMap& map, const Panel& p, const T* from, std::int64_t f, std::int64_t count,
+                   T* to, std::int64_t slot_step);
+/// How many of them are best packed at a time.
+std::int64_t channels_at_once(const ConvMap& map);
 /// All of it; the weights are kept with w for the next call (ops/micro/made_of.h).
 template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias);

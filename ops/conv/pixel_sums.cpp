@@ -97,7 +97,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
     const Scratch<T> rows(is_dense ? together * y_image : together * x_image);  // of dense y, or of x
     std::fill_n(planes.data(), is_dense ? y_planes : together * y_planes, T(0));
     if (!is_dense) std::fill_n(rows.data(), together * x_image, T(0));
-    Dealer& dealer = Dealer::of_this_thread();
+    Dealer& dealer = Dealer::of_this_thread(x.bytes() + y.bytes());
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t part = i / g.groups, group = i % g.groups;
       T* const out = sums + part * w.count() + group * read * columns;

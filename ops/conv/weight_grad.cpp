@@ -118,7 +118,8 @@ class WeightGrad {
         items, 1 + static_cast<std::int64_t>(2e5 / (cost + 1)), [&](std::int64_t begin, std::int64_t end) {
           const Scratch<T> x_copy(x_source_.in_place ? 0 : together * band * x_row + slack());
           const Scratch<T> y_copy(y_source_.in_place ? 0 : together * y_rows * y_row + slack());
-          Dealer& dealer = Dealer::of_this_thread();
+          Dealer& dealer =
+              Dealer::of_this_thread(x_source_.images.tensor.bytes() + y_source_.images.tensor.bytes());
           for (std::int64_t k = begin; k < end; ++k) {
             const std::int64_t part = k / passes, pass = k % passes;
             const std::int64_t first = g_.n * bands * part / parts_.count,

@@ -46,10 +46,10 @@ class Windows {
     }
     // Best, threads copy some rows of a few images each and compute from their own cache. Without enough such
     // parts they copy larger blocks together.
+    choose_part();
+    if (parts_ >= 4 * num_threads()) return run_parts();
     const std::int64_t block = std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.rows}), 1, map_.n);
     const bool across = across_images(block);
-    choose_part();
-    if (!across && parts_ >= 4 * num_threads()) return run_parts();
     const Scratch<T> copied(block * from_.rows * from_.width() * packed_.pixel);
     for (std::int64_t begin = 0; begin < map_.n; begin += block) {
       results(copy(begin, std::min(block, map_.n - begin), across, copied.data()), nullptr);
@@ -59,6 +59,8 @@ class Windows {
  private:
   static constexpr std::int64_t kSharedBytes = 4 << 20;  // of copied rows, in the caches of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
+  // Where tiles go over images: of a few images, more rows, which are transposed together.
+  static constexpr std::int64_t kItemImages = 12, kItemPixelsAcross = 1024;
 
   std::int64_t tiles(std::int64_t results) const { return (results + packed_.tile - 1) / packed_.tile; }
 
@@ -111,8 +113,15 @@ class Windows {
     band_ = for_lanes() ? height : band_of(height, map_.h.phases, kWindowBytes, bytes);
     bands_ = (height + band_ - 1) / band_;
     images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kWindowBytes / bytes(band_), 1, map_.n);
-    blocks_ = (map_.n + images_ - 1) / images_;
     const std::int64_t threads = num_threads();
+    part_across_ = bands_ == 1 && across_images(map_.n);
+    if (part_across_) {  // whole tiles of them, whose results stay in the cache, too, for enough parts
+      const std::int64_t results =
+          height * map_.w.to * map_.groups * map_.to_channels * static_cast<std::int64_t>(sizeof(T));
+      const std::int64_t most = std::min(kWindowBytes / (bytes(height) + results), map_.n / (4 * threads));
+      images_ = std::min(map_.n, std::max<std::int64_t>(1, most / packed_.tile) * packed_.tile);
+    }
+    blocks_ = (map_.n + images_ - 1) / images_;
     if (blocks_ * bands_ > threads && bands_ == 1) {  // as many for each thread
       blocks_ = std::min(map_.n, (blocks_ + threads - 1) / threads * threads);
       images_ = (map_.n + blocks_ - 1) / blocks_;
@@ -139,12 +148,12 @@ class Windows {
     parallel_for(
         parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
           const Scratch<T> memory(images_ * most * line);
-          Dealer& dealer = Dealer::of_this_thread();
+          Dealer& dealer = Dealer::of_this_thread(from_.tensor.bytes() + to_.bytes());
           for (std::int64_t i = begin; i < end; ++i) {
             const Part now = part(i);
             Block block;
-            if (for_lanes()) {
-              block = copy(now.first, now.images, false, memory.data());
+            if (for_lanes() || part_across_) {
+              block = copy(now.first, now.images, part_across_, memory.data());
             } else {
               Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.width(),
                                                   pixel_, packed_.depth, pixel_);
@@ -197,12 +206,13 @@ class Windows {
 
   void results(const Block& block, Dealer* dealer) {
     const std::int64_t height = block.rows, width = map_.w.to, images = block.images;
-    const std::int64_t groups = block.across ? (images + 23) / 24 : images;
+    const std::int64_t groups = block.across ? (images + kItemImages - 1) / kItemImages : images;
     const std::int64_t pixels = width * ((images + groups - 1) / groups);
     const auto panels = static_cast<std::int64_t>(packed_.panels.size());
     // Rows of an item: enough that a panel is worth its way through the cache, few enough for many items.
-    std::int64_t rows = std::clamp<std::int64_t>(kItemPixels / pixels, 1, height);
-    while (rows > 1 && panels * groups * ((height + rows - 1) / rows) < 16) --rows;
+    std::int64_t rows =
+        std::clamp<std::int64_t>((block.across ? kItemPixelsAcross : kItemPixels) / pixels, 1, height);
+    while (dealer == nullptr && rows > 1 && panels * groups * ((height + rows - 1) / rows) < 16) --rows;
     const std::int64_t bands = (height + rows - 1) / rows;
     const double flops = 2.0 * static_cast<double>(pixels * rows * map_.from_channels * packed_.width) *
                          static_cast<double>(map_.taps() / (map_.h.phases * map_.w.phases) + 1);
@@ -333,6 +343,7 @@ class Windows {
   const bool planar_;
   const T negative_slope_;
   std::int64_t band_ = 1, bands_ = 1, images_ = 1, blocks_ = 1, parts_ = 1;  // blocks of images
+  bool part_across_ = false;  // whether tiles of a part go over its images
 };
 
 }  // namespace

@@ -86,7 +86,7 @@ class Winograd {
       std::vector<micro::Run> runs;
       const Memory memory{pixels.data(),   results.data(), points.data(),
                           products.data(), nowhere.data(), runs};
-      Dealer& dealer = Dealer::of_this_thread();
+      Dealer& dealer = Dealer::of_this_thread(from_.bytes() + to_.bytes());
       RowRange copied;  // rows that were read for the item before
       const auto item = [&](std::int64_t i) {
         const std::int64_t n = map_.n * (i / bands) / blocks, row = i % bands * band_;
@@ -155,40 +155,45 @@ class Winograd {
     all_points_ = first;
   }
 
-  /// Panels of mapped weights: [point of a source][channel][lane].
+  /// Panels of mapped weights: [point of a source][channel][lane]. Some channels are packed and mapped at a
+  /// time.
   Scratch<float> map_weights(const Tensor& w) const {
-    const Scratch<float> packed = pack_weights(map_, packed_, w);
-    const std::int64_t channels = map_.from_channels, taps = map_.taps();
+    const std::int64_t channels = map_.from_channels, taps = map_.taps(), together = channels_at_once(map_);
+    const std::int64_t steps = (channels + together - 1) / together;
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
-    const Scratch<float> mapped(panel_offset(packed_.panels.back()) + packed_.width * channels * all_points_);
-    parallel_for(static_cast<std::int64_t>(packed_.panels.size()) * channels,
-                 1 + (1 << 12) / (taps * packed_.width), [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t i = begin; i < end; ++i) {
-                     const Panel& p = packed_.panels[static_cast<std::size_t>(i / channels)];
-                     const float* in = packed.data() + p.offset + i % channels * p.width;
-                     float* out = mapped.data() + panel_offset(p) + i % channels * p.width;
-                     for (const Phase& phase : phases_) {
-                       for (const Part& part : phase.parts) {
-                         const float* from[9];
-                         float* to[kMostPoints];
-                         std::size_t count = 0;
-                         for (std::int64_t kh : part.h->taps) {
-                           for (std::int64_t kw : part.w->taps) {
-                             const std::int64_t slot =
-                                 map_.h.slot_of_tap[static_cast<std::size_t>(kh)] * kernel_w +
-                                 map_.w.slot_of_tap[static_cast<std::size_t>(kw)];
-                             from[count++] = in + slot * channels * p.width;
-                           }
-                         }
-                         for (std::int64_t k = 0; k < part.points(); ++k) {
-                           to[k] = out + (part.first + k) * channels * p.width;
-                         }
-                         kernels_.winograd(micro::WinogradMap::weight, part.h->count(), part.w->count(),
-                                           {from, to, nullptr, p.width});
-                       }
-                     }
-                   }
-                 });
+    const Scratch<float> mapped(panel_offset(packed_.panels.back()) +
+                                weight_step(packed_.panels.back()) * all_points_);
+    parallel_for(
+        static_cast<std::int64_t>(packed_.panels.size()) * steps,
+        1 + (1 << 12) / (taps * together * packed_.width), [&](std::int64_t begin, std::int64_t end) {
+          const Scratch<float> packed(taps * together * packed_.width);
+          for (std::int64_t i = begin; i < end; ++i) {
+            const Panel& p = packed_.panels[static_cast<std::size_t>(i / steps)];
+            const std::int64_t f = i % steps * together, count = std::min(together, channels - f);
+            const std::int64_t slot_step = count * p.width;
+            pack_channels(map_, p, w.data<float>(), f, count, packed.data(), slot_step);
+            float* out = mapped.data() + panel_offset(p) + f * p.width;
+            for (const Phase& phase : phases_) {
+              for (const Part& part : phase.parts) {
+                const float* from[9];
+                float* to[kMostPoints];
+                std::size_t taps_of_part = 0;
+                for (std::int64_t kh : part.h->taps) {
+                  for (std::int64_t kw : part.w->taps) {
+                    const std::int64_t slot = map_.h.slot_of_tap[static_cast<std::size_t>(kh)] * kernel_w +
+                                              map_.w.slot_of_tap[static_cast<std::size_t>(kw)];
+                    from[taps_of_part++] = packed.data() + slot * slot_step;
+                  }
+                }
+                for (std::int64_t k = 0; k < part.points(); ++k) {
+                  to[k] = out + (part.first + k) * weight_step(p);
+                }
+                kernels_.winograd(micro::WinogradMap::weight, part.h->count(), part.w->count(),
+                                  {from, to, nullptr, p.width, count, p.width, p.width});
+              }
+            }
+          }
+        });
     return mapped;
   }
 
@@ -208,6 +213,7 @@ class Winograd {
     }
     return key;
   }
+  std::int64_t weight_step(const Panel& p) const { return map_.from_channels * p.width; }
   std::int64_t panel_offset(const Panel& p) const { return p.offset / map_.taps() * all_points_; }
 
   std::int64_t row_elements() const { return map_.w.from * map_.groups * map_.from_channels; }
@@ -291,20 +297,8 @@ class Winograd {
     const Phase& phase;
     std::int64_t group, first, count, rows;
   };
-
-  template <class F>
-  void for_each_tile(const Item& item, const Chunk& chunk, F f) const {
-    const std::int64_t wide = chunk.phase.w->tiles;
-    std::int64_t column = chunk.first % wide, row = chunk.first / wide % chunk.rows,
-                 image = chunk.first / wide / chunk.rows;
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      f(i, image, item.row + row, column);
-      if (++column < wide) continue;
-      column = 0;
-      if (++row < chunk.rows) continue;
-      row = 0;
-      ++image;
-    }
+  static WinogradTileRange range(const Item& item, const Chunk& chunk) {
+    return {chunk.first, chunk.count, item.row, chunk.rows, chunk.phase.w->tiles};
   }
 
   void map_pixels(const Item& item, const Chunk& chunk, const Part& part, std::int64_t first_row,
@@ -313,29 +307,33 @@ class Winograd {
     const std::int64_t points_h = part.h->points(), points_w = part.w->points();
     const float* group = pixels + chunk.group * map_.from_channels;
     float* out = points + part.first_of_phase * step;
-    for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const float* from[kMostPoints];
-      float* to[kMostPoints];
-      const float** next = from;
-      const std::int64_t first = part.w->base + 2 * column * part.w->step,
-                         last = first + (points_w - 1) * part.w->step;
-      for (std::int64_t a = 0; a < points_h; ++a) {
-        const std::int64_t h = part.h->base + (2 * row + a) * part.h->step;
-        const bool inside = h >= 0 && h < map_.h.from;
-        const float* line = group + n * image_step + (h - first_row) * row_elements() + first * pixel;
-        if (inside && first >= 0 && last < map_.w.from) {
-          for (std::int64_t b = 0; b < points_w; ++b, line += part.w->step * pixel) *next++ = line;
-          continue;
-        }
-        for (std::int64_t w = first; w <= last; w += part.w->step, line += part.w->step * pixel) {
-          *next++ = inside && w >= 0 && w < map_.w.from ? line : zeros_.data();
-        }
-      }
-      float* point = out + i * depth_;
-      for (std::int64_t k = 0; k < points_h * points_w; ++k, point += step) to[k] = point;
-      kernels_.winograd(micro::WinogradMap::input, part.h->count(), part.w->count(),
-                        {from, to, nullptr, depth_});
-    });
+    const RowRange inside_h = winograd_inside(part.h->base, part.h->step, points_h, map_.h.from),
+                   inside_w = winograd_inside(part.w->base, part.w->step, points_w, map_.w.from);
+    for_each_tiles(
+        range(item, chunk), inside_h, inside_w,
+        [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
+          const float* from[kMostPoints];
+          float* to[kMostPoints];
+          const float** next = from;
+          const std::int64_t first = part.w->base + 2 * column * part.w->step,
+                             last = first + (points_w - 1) * part.w->step;
+          for (std::int64_t a = 0; a < points_h; ++a) {
+            const std::int64_t h = part.h->base + (2 * row + a) * part.h->step;
+            const bool inside = h >= 0 && h < map_.h.from;
+            const float* line = group + n * image_step + (h - first_row) * row_elements() + first * pixel;
+            if (inside && first >= 0 && last < map_.w.from) {
+              for (std::int64_t b = 0; b < points_w; ++b, line += part.w->step * pixel) *next++ = line;
+              continue;
+            }
+            for (std::int64_t w = first; w <= last; w += part.w->step, line += part.w->step * pixel) {
+              *next++ = inside && w >= 0 && w < map_.w.from ? line : zeros_.data();
+            }
+          }
+          float* point = out + i * depth_;
+          for (std::int64_t k = 0; k < points_h * points_w; ++k, point += step) to[k] = point;
+          kernels_.winograd(micro::WinogradMap::input, part.h->count(), part.w->count(),
+                            {from, to, nullptr, depth_, tiles, 2 * part.w->step * pixel, depth_});
+        });
   }
 
   void multiply(const Chunk& chunk, const Panel& p, const Memory& memory, Dealer& dealer) const {
@@ -362,7 +360,7 @@ class Winograd {
             if (winograd_point(k / part.w->points(), taps_h, phase.most_taps_h) != h) continue;
             if (winograd_point(k % part.w->points(), taps_w, phase.most_taps_w) != w) continue;
             runs.push_back({(part.first_of_phase + k) * point_step(chunk.count),
-                            (part.first + k) * channels * p.width, channels});
+                            (part.first + k) * weight_step(p), channels});
           }
         }
         task.runs = runs.data();
@@ -382,23 +380,27 @@ class Winograd {
     const float* start =
         packed_.has_start ? packed_.start.data() + p.group * map_.to_channels + p.channel : nullptr;
     const std::int64_t products = phase.products(), step = product_step(chunk.count, p.width);
-    for_each_tile(item, chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const float* from[kMostPoints];
-      float* to[4];
-      const float* product = memory.products + i * p.width;
-      for (std::int64_t k = 0; k < products; ++k, product += step) from[k] = product;
-      for (std::int64_t a = 0; a < 2; ++a) {
-        const std::int64_t h = phase.h->base + (2 * row + a) * phase.h->step;
-        for (std::int64_t b = 0; b < 2; ++b) {
-          const std::int64_t w = phase.w->base + (2 * column + b) * phase.w->step;
-          to[2 * a + b] = h < map_.h.to && w < map_.w.to
-                              ? results + ((n * rows.size() + h - rows.begin) * map_.w.to + w) * p.width
-                              : memory.nowhere;
-        }
-      }
-      kernels_.winograd(micro::WinogradMap::output, phase.most_taps_h, phase.most_taps_w,
-                        {from, to, start, p.width});
-    });
+    const RowRange inside_h = winograd_inside(phase.h->base, phase.h->step, 2, map_.h.to),
+                   inside_w = winograd_inside(phase.w->base, phase.w->step, 2, map_.w.to);
+    for_each_tiles(
+        range(item, chunk), inside_h, inside_w,
+        [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
+          const float* from[kMostPoints];
+          float* to[4];
+          const float* product = memory.products + i * p.width;
+          for (std::int64_t k = 0; k < products; ++k, product += step) from[k] = product;
+          for (std::int64_t a = 0; a < 2; ++a) {
+            const std::int64_t h = phase.h->base + (2 * row + a) * phase.h->step;
+            for (std::int64_t b = 0; b < 2; ++b) {
+              const std::int64_t w = phase.w->base + (2 * column + b) * phase.w->step;
+              to[2 * a + b] = h < map_.h.to && w < map_.w.to
+                                  ? results + ((n * rows.size() + h - rows.begin) * map_.w.to + w) * p.width
+                                  : memory.nowhere;
+            }
+          }
+          kernels_.winograd(micro::WinogradMap::output, phase.most_taps_h, phase.most_taps_w,
+                            {from, to, start, p.width, tiles, p.width, 2 * phase.w->step * p.width});
+        });
   }
   /// Lanes of all panels before this one.
   std::int64_t panel_results(const Panel& p) const { return p.offset / (map_.taps() * packed_.depth); }

@@ -25,6 +25,7 @@
 // times channels.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include <tapedeck/ops/conv/pixels.h>
@@ -72,6 +73,36 @@ RowRange winograd_writes(const std::vector<WinogradPhase>& phases, std::int64_t 
 /// The most rows that any `rows` rows of tiles read.
 std::int64_t winograd_most_reads(const std::vector<WinogradPhase>& phases, std::int64_t height,
                                  std::int64_t rows);
+
+/// Of rows [row, row + rows) of tiles of images, `wide` tiles each, those [first, first + count).
+struct WinogradTileRange {
+  std::int64_t first, count, row, rows, wide;
+};
+
+/// The tiles of an axis whose `elements`, from base + 2*tile*step on and `step` apart, are all in [0, size).
+RowRange winograd_inside(std::int64_t base, std::int64_t step, std::int64_t elements, std::int64_t size);
+
+/// Calls f(i, image, row, column, tiles) for tile i of those and `tiles` in all, which follow each other in a
+/// row and are inside on both axes; for others one by one.
+template <class F>
+void for_each_tiles(const WinogradTileRange& range, const RowRange& inside_h, const RowRange& inside_w, F f) {
+  std::int64_t column = range.first % range.wide, row = range.first / range.wide % range.rows,
+               image = range.first / range.wide / range.rows;
+  for (std::int64_t i = 0; i < range.count;) {
+    const std::int64_t h = range.row + row;
+    const bool is_inside =
+        h >= inside_h.begin && h < inside_h.end && column >= inside_w.begin && column < inside_w.end;
+    const std::int64_t tiles =
+        is_inside ? std::min({range.count - i, range.wide - column, inside_w.end - column}) : 1;
+    f(i, image, h, column, tiles);
+    i += tiles;
+    if ((column += tiles) < range.wide) continue;
+    column = 0;
+    if (++row < range.rows) continue;
+    row = 0;
+    ++image;
+  }
+}
 
 /// The products on an axis: of all phases the tiles times points.
 std::int64_t winograd_products(const ConvAxis& axis, Direction direction);

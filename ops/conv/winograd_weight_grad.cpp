@@ -170,7 +170,7 @@ class WinogradWeightGrad {
       const Scratch<float> x_copy(x_in_place_ ? 0 : images_ * x_rows * x_row + slack);
       const Scratch<float> y_copy(y_in_place_ ? 0 : images_ * y_rows * y_row + slack);
       const Memory memory(*this);
-      Dealer& dealer = Dealer::of_this_thread();
+      Dealer& dealer = Dealer::of_this_thread(x_.bytes() + y_.bytes());
       RowRange copied;  // rows of x of the item before
       for (std::int64_t part = begin; part < end; ++part) {
         for (std::int64_t i = items * part / parts_; i < items * (part + 1) / parts_; ++i) {
@@ -263,19 +263,9 @@ class WinogradWeightGrad {
     }
   }
 
-  template <class F>
-  void for_each_tile(const Chunk& chunk, F f) const {
-    const std::int64_t wide = chunk.phase.w->tiles, high = tile_rows(chunk.phase, chunk.block);
-    std::int64_t column = chunk.first % wide, row = chunk.first / wide % high,
-                 image = chunk.first / wide / high;
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      f(i, image, chunk.block.row + row, column);
-      if (++column < wide) continue;
-      column = 0;
-      if (++row < high) continue;
-      row = 0;
-      ++image;
-    }
+  WinogradTileRange range(const Chunk& chunk) const {
+    return {chunk.first, chunk.count, chunk.block.row, tile_rows(chunk.phase, chunk.block),
+            chunk.phase.w->tiles};
   }
 
   /// The points of x, channels [channel, channel + depth) of the group.
@@ -284,20 +274,25 @@ class WinogradWeightGrad {
     const WinogradSource &sh = *chunk.phase.source_h, &sw = *chunk.phase.source_w;
     const Pixels<float>& x = chunk.block.x;
     const float* pixels = x.data + chunk.group * g_.group_ci() + channel;
-    for_each_tile(chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const float* from[kMostPoints];
-      const float** next = from;
-      for (std::int64_t v = 0; v < sh.points(); ++v) {
-        const std::int64_t h = sh.base + (2 * row + v) * sh.step;
-        const bool inside = h >= 0 && h < g_.h.in;
-        const float* line = pixels + n * x.image_step + h * x.h_step;
-        for (std::int64_t u = 0; u < sw.points(); ++u) {
-          const std::int64_t w = sw.base + (2 * column + u) * sw.step;
-          *next++ = inside && w >= 0 && w < g_.w.in ? line + w * x.w_step : zeros;
-        }
-      }
-      map(micro::WinogradMap::input, chunk, from, depth, points + i * depth);
-    });
+    const RowRange inside_h = winograd_inside(sh.base, sh.step, sh.points(), g_.h.in),
+                   inside_w = winograd_inside(sw.base, sw.step, sw.points(), g_.w.in);
+    for_each_tiles(
+        range(chunk), inside_h, inside_w,
+        [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
+          const float* from[kMostPoints];
+          const float** next = from;
+          for (std::int64_t v = 0; v < sh.points(); ++v) {
+            const std::int64_t h = sh.base + (2 * row + v) * sh.step;
+            const bool inside = h >= 0 && h < g_.h.in;
+            const float* line = pixels + n * x.image_step + h * x.h_step;
+            for (std::int64_t u = 0; u < sw.points(); ++u) {
+              const std::int64_t w = sw.base + (2 * column + u) * sw.step;
+              *next++ = inside && w >= 0 && w < g_.w.in ? line + w * x.w_step : zeros;
+            }
+          }
+          map(micro::WinogradMap::input, chunk,
+              {from, nullptr, nullptr, depth, tiles, 2 * sw.step * x.w_step, depth}, points + i * depth);
+        });
   }
 
   /// The points of y, likewise.
@@ -306,25 +301,31 @@ class WinogradWeightGrad {
     const WinogradPhase &ph = *chunk.phase.h, &pw = *chunk.phase.w;
     const Pixels<float>& y = chunk.block.y;
     const float* pixels = y.data + chunk.group * g_.group_co() + channel;
-    for_each_tile(chunk, [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column) {
-      const float* from[4];
-      for (std::int64_t k = 0; k < 4; ++k) {
-        const std::int64_t h = ph.base + (2 * row + k / 2) * ph.step;
-        const std::int64_t w = pw.base + (2 * column + k % 2) * pw.step;
-        from[k] =
-            h < g_.h.out && w < g_.w.out ? pixels + n * y.image_step + h * y.h_step + w * y.w_step : zeros;
-      }
-      map(micro::WinogradMap::output_adjoint, chunk, from, depth, points + i * depth);
-    });
+    const RowRange inside_h = winograd_inside(ph.base, ph.step, 2, g_.h.out),
+                   inside_w = winograd_inside(pw.base, pw.step, 2, g_.w.out);
+    for_each_tiles(
+        range(chunk), inside_h, inside_w,
+        [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
+          const float* from[4];
+          for (std::int64_t k = 0; k < 4; ++k) {
+            const std::int64_t h = ph.base + (2 * row + k / 2) * ph.step;
+            const std::int64_t w = pw.base + (2 * column + k % 2) * pw.step;
+            from[k] = h < g_.h.out && w < g_.w.out ? pixels + n * y.image_step + h * y.h_step + w * y.w_step
+                                                   : zeros;
+          }
+          map(micro::WinogradMap::output_adjoint, chunk,
+              {from, nullptr, nullptr, depth, tiles, 2 * pw.step * y.w_step, depth}, points + i * depth);
+        });
   }
 
-  void map(micro::WinogradMap kind, const Chunk& chunk, const float* const* from, std::int64_t depth,
+  /// `tiles.to` is set here.
+  void map(micro::WinogradMap kind, const Chunk& chunk, micro::WinogradTiles<float> tiles,
            float* points) const {
     float* to[kMostPoints];
-    const std::int64_t step = point_step(chunk.count, depth);
+    const std::int64_t step = point_step(chunk.count, tiles.count);
     for (std::int64_t k = 0; k < chunk.phase.points(); ++k) to[k] = points + k * step;
-    kernels_.winograd(kind, chunk.phase.source_h->count(), chunk.phase.source_w->count(),
-                      {from, to, nullptr, depth});
+    tiles.to = to;
+    kernels_.winograd(kind, chunk.phase.source_h->count(), chunk.phase.source_w->count(), tiles);
   }
 
   void multiply(const Chunk& chunk, std::int64_t row, std::int64_t rows, std::int64_t depth,

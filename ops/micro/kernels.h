@@ -254,14 +254,16 @@ struct Rectification {
 /// The maps of minimal filtering that conv/winograd.h defines.
 enum class WinogradMap : std::uint8_t { input, weight, output, output_adjoint, weight_adjoint };
 
-/// Tiles, row after row: each element is `count` channels (in whole vectors) at a pointer. An `output` begins
-/// with `start`, a row of channels, or null for zeros.
+/// A tile, row after row: each element is `count` channels (in whole vectors) at a pointer. An `output`
+/// begins with `start`, a row of channels, or null for zeros. The elements of the tiles after it, `tiles` in
+/// all, are from_step and to_step further each.
 template <class T>
-struct WinogradTile {
+struct WinogradTiles {
   const T* const* from;
   T* const* to;
   const T* start;
   std::int64_t count;
+  std::int64_t tiles = 1, from_step = 0, to_step = 0;
 };
 
 template <class T>
@@ -297,7 +299,7 @@ struct Kernels {
   void (*join)(const Strided<T>&);
   void (*rectify)(const Rectification<T>&);
   /// Null for double.
-  void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>&);
+  void (*winograd)(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTiles<T>&);
   /// For AVX2, AVX-512 and float, else null, and in builds for size.
   void (*spread_pairs)(const PairTask&);
   void (*gather_pairs)(const PairTask&);

@@ -44,34 +44,37 @@ constexpr int winograd_out(int r) {
 }
 
 template <class T, WinogradMap M, int H, int W>
-void winograd_tile(const WinogradTile<T>& t) {
+void winograd_tiles(const WinogradTiles<T>& t) {
   constexpr int kInH = winograd_in<M>(H), kInW = winograd_in<M>(W);
   constexpr int kOutH = winograd_out<M>(H), kOutW = winograd_out<M>(W);
-  for (std::int64_t c = 0; c < t.count; c += kLanes<T>) {
-    Vector<T> in[kInH * kInW], rows[kOutH * kInW], out[kOutH * kOutW];
-    TAPEDECK_UNROLL for (int i = 0; i < kInH * kInW; ++i) in[i] = load(t.from[i] + c);
-    TAPEDECK_UNROLL for (int j = 0; j < kInW; ++j) {
-      winograd_axis<M, H, Vector<T>>(in + j, kInW, rows + j, kInW);
+  for (std::int64_t tile = 0; tile < t.tiles; ++tile) {
+    const std::int64_t read = tile * t.from_step, written = tile * t.to_step;
+    for (std::int64_t c = 0; c < t.count; c += kLanes<T>) {
+      Vector<T> in[kInH * kInW], rows[kOutH * kInW], out[kOutH * kOutW];
+      TAPEDECK_UNROLL for (int i = 0; i < kInH * kInW; ++i) in[i] = load(t.from[i] + read + c);
+      TAPEDECK_UNROLL for (int j = 0; j < kInW; ++j) {
+        winograd_axis<M, H, Vector<T>>(in + j, kInW, rows + j, kInW);
+      }
+      TAPEDECK_UNROLL for (int i = 0; i < kOutH; ++i) {
+        winograd_axis<M, W, Vector<T>>(rows + i * kInW, 1, out + i * kOutW, 1);
+      }
+      if (M == WinogradMap::output && t.start != nullptr) {
+        const Vector<T> start = load(t.start + c);
+        TAPEDECK_UNROLL for (int i = 0; i < kOutH * kOutW; ++i) out[i] += start;
+      }
+      TAPEDECK_UNROLL for (int i = 0; i < kOutH * kOutW; ++i) store(t.to[i] + written + c, out[i]);
     }
-    TAPEDECK_UNROLL for (int i = 0; i < kOutH; ++i) {
-      winograd_axis<M, W, Vector<T>>(rows + i * kInW, 1, out + i * kOutW, 1);
-    }
-    if (M == WinogradMap::output && t.start != nullptr) {
-      const Vector<T> start = load(t.start + c);
-      TAPEDECK_UNROLL for (int i = 0; i < kOutH * kOutW; ++i) out[i] += start;
-    }
-    TAPEDECK_UNROLL for (int i = 0; i < kOutH * kOutW; ++i) store(t.to[i] + c, out[i]);
   }
 }
 
 template <class T, WinogradMap M>
-void winograd(const WinogradTile<T>& t, std::int64_t taps_h, std::int64_t taps_w) {
+void winograd(const WinogradTiles<T>& t, std::int64_t taps_h, std::int64_t taps_w) {
   with_constant<3>(
-      taps_h, [&]<int H>() { with_constant<3>(taps_w, [&]<int W>() { winograd_tile<T, M, H, W>(t); }); });
+      taps_h, [&]<int H>() { with_constant<3>(taps_w, [&]<int W>() { winograd_tiles<T, M, H, W>(t); }); });
 }
 
 template <class T>
-void winograd(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTile<T>& t) {
+void winograd(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const WinogradTiles<T>& t) {
   switch (map) {
     case WinogradMap::input:
       return winograd<T, WinogradMap::input>(t, taps_h, taps_w);
@@ -88,7 +91,7 @@ void winograd(WinogradMap map, std::int64_t taps_h, std::int64_t taps_w, const W
 
 /// For float only: there is no call for speed in double that would be worth a tenth of these kernels' size.
 template <class T>
-constexpr auto winograd_of() -> void (*)(WinogradMap, std::int64_t, std::int64_t, const WinogradTile<T>&) {
+constexpr auto winograd_of() -> void (*)(WinogradMap, std::int64_t, std::int64_t, const WinogradTiles<T>&) {
   if constexpr (sizeof(T) == sizeof(float)) {
     return winograd<T>;
   } else {
