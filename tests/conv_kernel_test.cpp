@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include <tapedeck/ops/conv/sum_parts.h>
 
@@ -137,18 +138,26 @@ TEST(ConvKernels, DeepLayersTakeManyTilesAtATime) {  // of several images, or of
   set_num_threads(before);
 }
 
-// From 16 MB on, by whole lines, wherever rows begin; stream_row_test.cpp has the rest of what rows can be.
-// Tiny maps of so many images that each thread has parts of its own, and maps them over images.
+// Tiny maps of many images: tiles go over images, of which few threads have parts of their own and many share
+// copies. Of the last two, one image is left to share after the first 47, and bands are copied.
 const LayerCase kTilesOverImages[] = {
     {"over images", {67, 20, 3, 4}, {20, 24, 3, 3}, {.stride = 2, .padding = 1}},
     {"of groups", {131, 32, 2, 2}, {32, 20, 3, 2}, {.groups = 2}},
     {"thin", {70, 48, 3, 3}, {48, 2, 4, 4}, {.stride = 2, .padding = 1}},
-    {"channelwise", {66, 24, 3, 3}, {24, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 24}}};
+    {"channelwise", {66, 24, 3, 3}, {24, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 24}},
+    {"one is left", {48, 16, 7, 7}, {16, 113, 2, 2}, {.stride = 2}},
+    {"bands", {8, 16, 7, 7}, {16, 651, 2, 2}, {.stride = 2}}};
 
 TEST(ConvKernels, TilesOverImages) {
-  for (const LayerCase& c : kTilesOverImages) expect_fast_equals_reference(c);
+  const int before = num_threads();
+  for (const int threads : {1, 8}) {
+    set_num_threads(threads);
+    for (const LayerCase& c : kTilesOverImages) expect_fast_equals_reference(c);
+  }
+  set_num_threads(before);
 }
 
+// From 16 MB on, by whole lines, wherever rows begin; stream_row_test.cpp has the rest of what rows can be.
 TEST(ConvKernels, LargeResultsGoPastTheCaches) {
   PoisonAllocator poison;
   const Context context(Device{}, nullptr, poison);
@@ -216,25 +225,29 @@ TEST(ConvKernels, EachRectifiesItsResults) {
   }
 }
 
-TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
+void expect_same_bits_for_every_number_of_threads(const LayerCase& c) {
   const int before = num_threads();
-  std::vector<LayerCase> cases(std::begin(kLayerCases), std::end(kLayerCases));
-  cases.insert(cases.end(), std::begin(kTilesOverImages), std::end(kTilesOverImages));
-  for (const LayerCase& c : cases) {
-    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
-      set_num_threads(1);
-      const Results one = run(c, layout, DType::float32);
-      for (int threads : {2, 3, 5, 8}) {
-        set_num_threads(threads);
-        const Results many = run(c, layout, DType::float32);
-        EXPECT_TRUE(same_bits(one.y, many.y)) << c.name << " y with " << threads;
-        EXPECT_TRUE(same_bits(one.gx, many.gx)) << c.name << " gx with " << threads;
-        EXPECT_TRUE(same_bits(one.gw, many.gw)) << c.name << " gw with " << threads;
-        EXPECT_TRUE(same_bits(one.gb, many.gb)) << c.name << " gb with " << threads;
-      }
+  for (Layout layout : {Layout::nchw, Layout::nhwc}) {
+    set_num_threads(1);
+    const Results one = run(c, layout, DType::float32);
+    for (int threads : {2, 3, 5, 8}) {
+      set_num_threads(threads);
+      const Results many = run(c, layout, DType::float32);
+      EXPECT_TRUE(same_bits(one.y, many.y)) << c.name << " y with " << threads;
+      EXPECT_TRUE(same_bits(one.gx, many.gx)) << c.name << " gx with " << threads;
+      EXPECT_TRUE(same_bits(one.gw, many.gw)) << c.name << " gw with " << threads;
+      EXPECT_TRUE(same_bits(one.gb, many.gb)) << c.name << " gb with " << threads;
     }
   }
   set_num_threads(before);
+}
+
+TEST(ConvKernels, TheSameBitsForEveryNumberOfThreads) {
+  set_conv_algorithm(ConvAlgorithm::automatic);
+  for (const LayerCase& c : kLayerCases) expect_same_bits_for_every_number_of_threads(c);
+  set_conv_algorithm(ConvAlgorithm::windows);
+  for (const LayerCase& c : kTilesOverImages) expect_same_bits_for_every_number_of_threads(c);
+  set_conv_algorithm(ConvAlgorithm::automatic);
 }
 
 // Sums of a group, and the pixels that are copied for them, fit a second cache of 512 KiB together; not where

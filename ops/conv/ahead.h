@@ -28,12 +28,14 @@ void append_lines(const T* first, std::int64_t count, LineList& to) {
 /// memory stays for the next convolution.
 class Dealer {
  public:
-  /// For a call whose tensors have so many bytes: what the last cache holds is not asked for.
+  /// For a call whose tensors have so many bytes. So few that a last cache holds them are not asked for.
   static Dealer& of_this_thread(std::int64_t bytes) {
     static thread_local Dealer dealer;
-    dealer.asks_ = bytes > kNearBytes;
+    dealer.asks_ = bytes > kCachedBytes;
     return dealer;
   }
+  /// Whether it is worth it to append lines.
+  bool asks() const { return asks_; }
   /// Begins with no lines, for calls that have `work` in all. The lines are for the caller to append.
   LineList& begin(double work) {
     lines_.clear();
@@ -65,7 +67,7 @@ class Dealer {
   /// Asking takes a kernel's time and what it waits for with its own reads. On a Cascade Lake with 36 MB of
   /// cache it made layers of 4 to 7 MB 1.05 to 1.3 times as slow, of 10 to 35 MB 0.92 to 1.05 times, of 50 MB
   /// and more 0.83 to 1.04 times.
-  static constexpr std::int64_t kNearBytes = 12 << 20;
+  static constexpr std::int64_t kCachedBytes = 12 << 20;
 
   LineList lines_;
   bool asks_ = true;

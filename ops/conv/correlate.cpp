@@ -94,11 +94,11 @@ class Correlate {
         const std::int64_t steps = (item.rows + step_rows_ - 1) / step_rows_, parts = panels_ * steps;
         LineList& lines = dealer.begin(static_cast<double>(parts * begins_.back()));
         next_lines.clear();
-        if (i + 1 < end) {
+        if (dealer.asks() && i + 1 < end) {
           band_.template lines<T>(from_, next.n, next.group * map_.from_channels, map_.from_channels,
                                   next.row, is_far_ ? next_lines : lines);
         }
-        if (is_far_) append_results(item, next_lines, lines);
+        if (dealer.asks() && is_far_) append_results(item, next_lines, lines);
         for (std::int64_t part = 0; part < parts; ++part) {
           const std::int64_t panel = part / steps, done = part % steps * step_rows_;
           const std::int64_t rows = std::min(step_rows_, item.rows - done), row = item.row + done;
@@ -166,7 +166,8 @@ class Correlate {
           one_.load(from_, n, from, map_.from_channels, row, slabs.data() + position * slab);
           if (row < first) continue;
           LineList& lines = dealer.begin(static_cast<double>(panels_));
-          if (row + 1 < last) one_.template lines<T>(from_, n, from, map_.from_channels, row + 1, lines);
+          if (dealer.asks() && row + 1 < last)
+            one_.template lines<T>(from_, n, from, map_.from_channels, row + 1, lines);
           for (std::int64_t panel = 0; panel < panels_; ++panel) {
             const std::int64_t channels = first_channel(panel + 1) - first_channel(panel);
             const std::int64_t channel = group * map_.to_channels + first_channel(panel),

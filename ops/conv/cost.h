@@ -3,6 +3,7 @@
 // The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon, kSplitPlanes to a Zen 3's
 // (bench/compare_cpu.py, with its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen
 // 5 what is taken took 2, 5 and 4% longer than the fastest path (forward, input and weight gradient).
+// kWeightAgain is from input gradients in groups on a Cascade Lake, whose choice it changes in 8 of 915 layers.
 // Multiplications cost what they take in whole vectors, and what is moved costs by the element: windows.cpp
 // and weight_grad.cpp transpose both tensors of an nchw call, planes are copied as they lie.
 #pragma once
@@ -29,8 +30,10 @@ constexpr double kFarBytes = 8 << 20;   // of x and y, from which on both are in
 constexpr double kFarTransposed = 0.6;  // of an element then, beside the transpose
 constexpr double kFarPhases = 0.9;      // or of y, where planes or results are phases of it,
 constexpr std::int64_t kFarOfRow = 60;  // and of a row of y no more: processors foresee the rest
-constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;  // of an element that several bands read
-constexpr double kPacked = 1, kPackedForPlanes = 3;              // of a weight
+constexpr double kCopiedAgain = 1.3, kCopiedAgainForSums = 1.8;     // of an element that several bands read
+constexpr double kPacked = 1, kPackedForPlanes = 3;                 // of a weight
+constexpr double kNearWeights = 768 << 10, kPixelsOfWeights = 256;  // bytes; that go through them at a time
+constexpr double kWeightAgain = 0.3;                                // of a weight beside that
 constexpr double kMapped = 0.2, kMappedForSums = 0.4;  // of a channel of a point of minimal filtering
 constexpr double kTransposedForSums = 2;               // of a tensor, for its sums
 constexpr double kSumOfLanes = 10, kThinResult = 13.5;
@@ -202,22 +205,45 @@ inline double copied_again(double elements, std::int64_t rows, std::int64_t all,
                   static_cast<double>(copied) / static_cast<double>(std::max<std::int64_t>(1, rows)) - 1);
 }
 
-/// The same for windows.cpp, where it copies by parts.
+/// What windows.cpp copies where it does so by parts: rows of results, and the rows that they read.
+template <class T>
+struct WindowBand {
+  WindowBand(const ConvTranspose2dGeometry& g, Direction direction)
+      : in(direction == Direction::transposed ? g.h.in : g.h.out),
+        out(direction == Direction::transposed ? g.h.out : g.h.in) {
+    const bool transposed = direction == Direction::transposed;
+    const std::int64_t reach = (g.h.kernel - 1) * g.h.dilation,
+                       row = (transposed ? g.ci * g.w.in : g.co * g.w.out) *
+                             static_cast<std::int64_t>(sizeof(T));
+    const auto reads = [&](std::int64_t rows) {
+      return std::min(in,
+                      transposed ? (rows - 1 + reach) / g.h.stride + 1 : (rows - 1) * g.h.stride + reach + 1);
+    };
+    band = band_of(out, transposed ? g.h.stride : 1, kWindowBytes,
+                   [&](std::int64_t rows) { return reads(rows) * row; });
+    read = reads(band);
+  }
+  std::int64_t in, out, band = 0, read = 0;
+};
+
+/// The same for windows.cpp.
 template <class T>
 double copied_again(const ConvTranspose2dGeometry& g, Direction direction) {
-  const bool transposed = direction == Direction::transposed;
-  const std::int64_t reach = (g.h.kernel - 1) * g.h.dilation, in = transposed ? g.h.in : g.h.out,
-                     out = transposed ? g.h.out : g.h.in;
-  const std::int64_t row =
-      (transposed ? g.ci * g.w.in : g.co * g.w.out) * static_cast<std::int64_t>(sizeof(T));
-  const auto read = [&](std::int64_t band) {
-    return std::min(in,
-                    transposed ? (band - 1 + reach) / g.h.stride + 1 : (band - 1) * g.h.stride + reach + 1);
-  };
-  const std::int64_t band = band_of(out, transposed ? g.h.stride : 1, kWindowBytes,
-                                    [&](std::int64_t rows) { return read(rows) * row; });
-  return copied_again(static_cast<double>(transposed ? g.x_shape().count() : g.y_shape().count()), in, out,
-                      band, read(band));
+  const WindowBand<T> rows(g, direction);
+  return copied_again(
+      static_cast<double>(direction == Direction::transposed ? g.x_shape().count() : g.y_shape().count()),
+      rows.in, rows.out, rows.band, rows.read);
+}
+
+/// The weights that come from a far cache for each band of windows.cpp, beside those for its usual pixels.
+template <class T>
+double weights_again(const ConvTranspose2dGeometry& g, Direction direction) {
+  const auto weights = static_cast<double>(g.weight_shape().count());
+  const WindowBand<T> rows(g, direction);
+  const std::int64_t width = direction == Direction::transposed ? g.w.out : g.w.in;
+  if (weights * sizeof(T) < kNearWeights || rows.band == rows.out) return 0;
+  const double bands = static_cast<double>(g.n * ((rows.out + rows.band - 1) / rows.band));
+  return weights * bands * std::max(0.0, 1 - static_cast<double>(rows.band * width) / kPixelsOfWeights);
 }
 
 /// The costs of the results of a direction.
@@ -249,7 +275,9 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
                late = (kTransposedLate - kTransposed) * read,
-               again = layout == Layout::nchw ? kCopiedAgain * copied_again<T>(g, direction) : 0;
+               again = layout == Layout::nchw ? kCopiedAgain * copied_again<T>(g, direction) +
+                                                    kWeightAgain * weights_again<T>(g, direction)
+                                              : 0;
   const double called =  // some windows hang over each border
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));

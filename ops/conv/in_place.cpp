@@ -289,7 +289,7 @@ class InputGrad : InPlace<T> {
     Dealer& dealer = Dealer::of_this_thread(y_.bytes() + x_.bytes());
     LineList& lines = dealer.begin(static_cast<double>(h.slots * this->lanes_of_place_) *
                                    static_cast<double>(item.last - item.first + fold_.columns - 1));
-    if (next != nullptr) {
+    if (dealer.asks() && next != nullptr) {
       this->append(y_, next->item.n, next->item.group, next->t, next->t_end, next->o, next->item.first,
                    next->item.last + fold_.columns - 1, lines);
     }
@@ -443,6 +443,7 @@ class WeightGrad : InPlace<T> {
       const Item& then = b + 1 < blocks ? at : next;
       const std::int64_t then_b = b + 1 < blocks ? b + 1 : 0;
       for (const std::int64_t o : then.band.all) {
+        if (!dealer.asks()) break;
         this->append(y_, then.n, then.group, part(co, then_b, blocks), part(co, then_b + 1, blocks), o, 0,
                      fold_.axis.in, lines);
       }

@@ -29,16 +29,9 @@ std::vector<Panel> make_panels(std::int64_t groups, std::int64_t channels, std::
   return panels;
 }
 
-/// Where tap k's slot lies, in slots.
-std::int64_t slot(const ConvMap& map, std::int64_t k) {
-  const auto kernel_w = static_cast<std::int64_t>(map.w.slot_of_tap.size());
-  return map.h.slot_of_tap[static_cast<std::size_t>(k / kernel_w)] * kernel_w +
-         map.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
-}
-
 template <class T>
 void pack_wide(const ConvMap& map, const T* from, const Packed<T>& packed, T* weights) {
-  const std::int64_t channels = map.from_channels, together = channels_at_once(map);
+  const std::int64_t channels = map.from_channels, together = channels_at_once(map, packed.panels);
   const std::int64_t steps = (channels + together - 1) / together;
   parallel_for(static_cast<std::int64_t>(packed.panels.size()) * steps,
                1 + (1 << 14) / (together * map.taps() * packed.width),
@@ -58,7 +51,7 @@ void pack_thin(const ConvMap& map, const T* from, const Packed<T>& packed, T* we
   for (const Panel& p : packed.panels) {
     for (std::int64_t i = 0; i < p.columns * taps; ++i) {
       const std::int64_t t = i / taps, k = i % taps;
-      T* to = weights + p.offset + (t * taps + slot(map, k)) * packed.depth;
+      T* to = weights + p.offset + (t * taps + slot_of(map, k)) * packed.depth;
       for (std::int64_t f = 0; f < packed.depth; ++f) {
         to[f] = f < map.from_channels ? from[map.weight_index(p.group, f, p.channel + t, k)] : T(0);
       }
@@ -71,7 +64,7 @@ void pack_channelwise(const ConvMap& map, const T* from, const Packed<T>& packed
   for (const Panel& p : packed.panels) {
     for (std::int64_t i = 0; i < map.taps() * map.from_channels; ++i) {
       const std::int64_t k = i / map.from_channels, f = i % map.from_channels;
-      T* to = weights + p.offset + (slot(map, k) * map.from_channels + f) * p.width;
+      T* to = weights + p.offset + (slot_of(map, k) * map.from_channels + f) * p.width;
       for (std::int64_t lane = 0; lane < p.width; ++lane) {
         const std::int64_t t = p.channel + lane;
         to[lane] =
@@ -100,6 +93,12 @@ Scratch<T> pack_weights(const ConvMap& map, const Packed<T>& packed, const Tenso
 
 }  // namespace
 
+std::int64_t slot_of(const ConvMap& map, std::int64_t k) {
+  const auto kernel_w = static_cast<std::int64_t>(map.w.slot_of_tap.size());
+  return map.h.slot_of_tap[static_cast<std::size_t>(k / kernel_w)] * kernel_w +
+         map.w.slot_of_tap[static_cast<std::size_t>(k % kernel_w)];
+}
+
 /// One transpose for all of them in the plain direction, whose weights have a row for each result channel;
 /// for each in the other.
 template <class T>
@@ -108,7 +107,7 @@ void pack_channels(const ConvMap& map, const Panel& p, const T* from, std::int64
   const std::int64_t taps = map.taps(), together = map.direction == Direction::plain ? count : 1;
   std::vector<std::int64_t> offsets(static_cast<std::size_t>(together * taps));
   for (std::int64_t k = 0; k < together * taps; ++k) {
-    offsets[static_cast<std::size_t>(k)] = slot(map, k % taps) * slot_step + k / taps * p.width;
+    offsets[static_cast<std::size_t>(k)] = slot_of(map, k % taps) * slot_step + k / taps * p.width;
   }
   for (std::int64_t i = 0; i < count; i += together, to += together * p.width) {
     for (const std::int64_t at : offsets) std::fill(to + at + p.columns, to + at + p.width, T(0));
@@ -118,8 +117,10 @@ void pack_channels(const ConvMap& map, const Panel& p, const T* from, std::int64
   }
 }
 
-std::int64_t channels_at_once(const ConvMap& map) {
-  return std::min<std::int64_t>(map.from_channels, map.direction == Direction::plain ? 32 : 8);
+std::int64_t channels_at_once(const ConvMap& map, const std::vector<Panel>& panels) {
+  constexpr std::int64_t kItems = 16;  // for many threads
+  const std::int64_t share = map.from_channels * static_cast<std::int64_t>(panels.size()) / kItems;
+  return std::clamp<std::int64_t>(share, 1, map.direction == Direction::plain ? 32 : 8);
 }
 
 template <class T>

@@ -35,6 +35,8 @@ struct Packed {
   bool has_start = false;
 };
 
+/// Where the slot of tap k lies, in slots.
+std::int64_t slot_of(const ConvMap& map, std::int64_t k);
 /// What a call has for such lanes, but the weights; bias may be undefined.
 template <class T>
 Packed<T> without_weights(const ConvMap& map, Lanes lanes, const Tensor& bias);
@@ -44,7 +46,7 @@ template <class T>
 void pack_channels(const ConvMap& map, const Panel& p, const T* from, std::int64_t f, std::int64_t count,
                    T* to, std::int64_t slot_step);
 /// How many of them are best packed at a time.
-std::int64_t channels_at_once(const ConvMap& map);
+std::int64_t channels_at_once(const ConvMap& map, const std::vector<Panel>& panels);
 /// All of it; the weights are kept with w for the next call (ops/micro/made_of.h).
 template <class T>
 Packed<T> pack(const ConvMap& map, Lanes lanes, const Tensor& w, const Tensor& bias);

@@ -122,7 +122,7 @@ void pixel_sums(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor&
           LineList& lines = dealer.begin(1);
           const bool last = t + block >= g.group_co();
           const std::int64_t next = last ? item + 1 : item, next_t = last ? 0 : t + block;
-          if (together == 1 && next < items * (part + 1) / parts) {
+          if (dealer.asks() && together == 1 && next < items * (part + 1) / parts) {
             band.template lines<T>(y, next / bands, group * g.group_co() + next_t,
                                    std::min(block, g.group_co() - next_t), next % bands * band.rows, lines);
           }

@@ -140,7 +140,7 @@ class WeightGrad {
                 lines_of_rows<T>(y_source_.images, image, of_y, end_of_y(from, rows) - of_y, lines,
                                  groups(y_source_, of_pass));
               };
-              if (bands > 1) {
+              if (dealer.asks() && bands > 1) {
                 if (i + 1 < last) {
                   ask(i + 1, pass);
                 } else if (k + 1 < end) {

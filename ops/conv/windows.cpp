@@ -41,26 +41,24 @@ class Windows {
 
   void run() {
     if (from_.tensor.layout() == Layout::nhwc && packed_.pixel == from_.tensor.size(1) && !for_lanes()) {
-      return results({pixels_of<T>(from_, map_.groups), 0, map_.n, 0, map_.h.to, across_images(map_.n)},
-                     nullptr);
+      return results(
+          {pixels_of<T>(from_, map_.groups), 0, map_.n, 0, map_.h.to, across_images(map_.n), false}, nullptr);
     }
     // Best, threads copy some rows of a few images each and compute from their own cache. Without enough such
     // parts they copy larger blocks together.
     choose_part();
-    if (parts_ >= 4 * num_threads()) return run_parts();
-    const std::int64_t block = std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.rows}), 1, map_.n);
-    const bool across = across_images(block);
-    const Scratch<T> copied(block * from_.rows * from_.width() * packed_.pixel);
-    for (std::int64_t begin = 0; begin < map_.n; begin += block) {
-      results(copy(begin, std::min(block, map_.n - begin), across, copied.data()), nullptr);
+    if (parts_ >= 4 * num_threads() && (bands_ == 1 || !across_)) return run_parts();
+    const Scratch<T> copied(shared_ * from_.rows * from_.width() * packed_.pixel);
+    for (std::int64_t begin = 0; begin < map_.n; begin += shared_) {
+      results(copy(begin, std::min(shared_, map_.n - begin), copied.data()), nullptr);
     }
   }
 
  private:
   static constexpr std::int64_t kSharedBytes = 4 << 20;  // of copied rows, in the caches of all cores
   static constexpr std::int64_t kItemPixels = 256;       // for which a thread goes through a panel
-  // Where tiles go over images: of a few images, more rows, which are transposed together.
-  static constexpr std::int64_t kItemImages = 12, kItemPixelsAcross = 1024;
+  // Where tiles go over images, an item has few of them, but several rows that are transposed together.
+  static constexpr std::int64_t kItemPixelsAcross = 1024;
 
   std::int64_t tiles(std::int64_t results) const { return (results + packed_.tile - 1) / packed_.tile; }
 
@@ -84,7 +82,8 @@ class Windows {
   struct Block {
     Pixels<T> pixels;
     std::int64_t first, images, row, rows;
-    bool across;  // whether tiles go over images
+    bool across;    // whether tiles go over images
+    bool is_apart;  // whether neighbouring pixels are, by the number of images, on which no sum may depend
   };
 
   /// The rows that rows [row, row + rows) of results read.
@@ -103,7 +102,8 @@ class Windows {
         1, rows.size() * from_.width() * packed_.pixel * static_cast<std::int64_t>(sizeof(T)));
   }
 
-  /// The parts of run_parts(): bands of rows of results, or several images.
+  /// How images are copied: for run_parts(), bands of rows of results or several images. Whether tiles go
+  /// over images, which sums may depend on, is a matter of sizes alone.
   void choose_part() {
     const std::int64_t height = map_.h.to;
     const auto bytes = [&](std::int64_t band) {  // a band in the middle reads most
@@ -114,11 +114,13 @@ class Windows {
     bands_ = (height + band_ - 1) / band_;
     images_ = bands_ > 1 ? 1 : std::clamp<std::int64_t>(kWindowBytes / bytes(band_), 1, map_.n);
     const std::int64_t threads = num_threads();
-    part_across_ = bands_ == 1 && across_images(map_.n);
-    if (part_across_) {  // whole tiles of them, whose results stay in the cache, too, for enough parts
-      const std::int64_t results =
+    shared_ = std::clamp<std::int64_t>(kSharedBytes / bytes_of({0, from_.rows}), 1, map_.n);
+    across_ = across_images(shared_);
+    if (across_ && bands_ == 1) {
+      // About whole tiles of images, whose results stay in the cache, too, for enough parts.
+      const std::int64_t written =
           height * map_.w.to * map_.groups * map_.to_channels * static_cast<std::int64_t>(sizeof(T));
-      const std::int64_t most = std::min(kWindowBytes / (bytes(height) + results), map_.n / (4 * threads));
+      const std::int64_t most = std::min(kWindowBytes / (bytes(height) + written), map_.n / (4 * threads));
       images_ = std::min(map_.n, std::max<std::int64_t>(1, most / packed_.tile) * packed_.tile);
     }
     blocks_ = (map_.n + images_ - 1) / images_;
@@ -145,47 +147,46 @@ class Windows {
     std::int64_t most = 0;
     for (std::int64_t i = 0; i < bands_; ++i) most = std::max(most, part(i).read.size());
     const std::int64_t line = from_.width() * packed_.pixel;
-    parallel_for(
-        parts_, 1 + (1 << 14) / (1 + images_ * most * line), [&](std::int64_t begin, std::int64_t end) {
-          const Scratch<T> memory(images_ * most * line);
-          Dealer& dealer = Dealer::of_this_thread(from_.tensor.bytes() + to_.bytes());
-          for (std::int64_t i = begin; i < end; ++i) {
-            const Part now = part(i);
-            Block block;
-            if (for_lanes() || part_across_) {
-              block = copy(now.first, now.images, part_across_, memory.data());
-            } else {
-              Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.width(),
-                                                  pixel_, packed_.depth, pixel_);
-              for (std::int64_t n = 0; n < now.images; ++n) {
-                copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
-                          memory.data() + n * pixels.image_step, pixels, {0, groups_, groups_});
-              }
-              pixels.data -= now.read.begin * pixels.h_step;
-              block = {pixels, now.first, now.images, now.row, now.rows, false};
-            }
-            const auto work =
-                static_cast<double>(packed_.panels.size()) * static_cast<double>(now.images * now.rows);
-            LineList& lines = dealer.begin(work);
-            if (packed_.lanes == Lanes::wide) {  // what is written, and what is read next
-              for (std::int64_t n = now.first; n < now.first + now.images; ++n) {
-                lines_of_rows<T>(to_, n, now.row, now.rows, lines);
-              }
-              const Part next = part(std::min(i + 1, parts_ - 1));
-              for (std::int64_t n = next.first; i + 1 < end && n < next.first + next.images; ++n) {
-                lines_of_rows<T>(from_, n, next.read.begin, next.read.size(), lines);
-              }
-            }
-            results(block, &dealer);
+    parallel_for(parts_, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> memory(images_ * most * line);
+      Dealer& dealer = Dealer::of_this_thread(from_.tensor.bytes() + to_.bytes());
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Part now = part(i);
+        Block block;
+        if (for_lanes() || across_) {
+          block = copy(now.first, now.images, memory.data());
+        } else {
+          Pixels<T> pixels = copied_pixels<T>(memory.data(), now.images, now.read.size(), from_.width(),
+                                              pixel_, packed_.depth, pixel_);
+          for (std::int64_t n = 0; n < now.images; ++n) {
+            copy_rows(from_, now.first + n, now.read.begin, now.read.size(), pixel_,
+                      memory.data() + n * pixels.image_step, pixels, {0, groups_, groups_});
           }
-        });
+          pixels.data -= now.read.begin * pixels.h_step;
+          block = {pixels, now.first, now.images, now.row, now.rows, false, false};
+        }
+        const auto work =
+            static_cast<double>(packed_.panels.size()) * static_cast<double>(now.images * now.rows);
+        LineList& lines = dealer.begin(work);
+        if (packed_.lanes == Lanes::wide && dealer.asks()) {  // what is written, and what is read next
+          for (std::int64_t n = now.first; n < now.first + now.images; ++n) {
+            lines_of_rows<T>(to_, n, now.row, now.rows, lines);
+          }
+          const Part next = part(std::min(i + 1, parts_ - 1));
+          for (std::int64_t n = next.first; i + 1 < end && n < next.first + next.images; ++n) {
+            lines_of_rows<T>(from_, n, next.read.begin, next.read.size(), lines);
+          }
+        }
+        results(block, &dealer);
+      }
+    });
   }
 
   /// Channels-last copies of images; channelwise ones have the channels that each lane reads, one after the
   /// other. Where tiles go over images, images lie side by side.
-  Block copy(std::int64_t first, std::int64_t images, bool across, T* to) const {
+  Block copy(std::int64_t first, std::int64_t images, T* to) const {
     Pixels<T> pixels = copied_pixels<T>(to, images, from_.rows, from_.width(), pixel_, packed_.depth, pixel_);
-    if (across) {
+    if (across_) {
       pixels.image_step = pixel_;
       pixels.h_step *= images;
       pixels.w_step *= images;
@@ -195,7 +196,7 @@ class Windows {
     } else {
       copy_pixels(from_, first, first + images, pixels, pixel_, to, groups_);
     }
-    return {pixels, first, images, 0, map_.h.to, across};
+    return {pixels, first, images, 0, map_.h.to, across_, across_};
   }
 
   /// What one thread does at a time: one panel, `images` images, `rows` rows of results.
@@ -206,29 +207,30 @@ class Windows {
 
   void results(const Block& block, Dealer* dealer) {
     const std::int64_t height = block.rows, width = map_.w.to, images = block.images;
-    const std::int64_t groups = block.across ? (images + kItemImages - 1) / kItemImages : images;
+    const std::int64_t groups = block.across ? (tiles(images) + 1) / 2 : images;
     const std::int64_t pixels = width * ((images + groups - 1) / groups);
     const auto panels = static_cast<std::int64_t>(packed_.panels.size());
-    // Rows of an item: enough that a panel is worth its way through the cache, few enough for many items.
+    // Rows of an item: enough that a panel is worth its way through the cache, and few enough to share.
     std::int64_t rows =
         std::clamp<std::int64_t>((block.across ? kItemPixelsAcross : kItemPixels) / pixels, 1, height);
     while (dealer == nullptr && rows > 1 && panels * groups * ((height + rows - 1) / rows) < 16) --rows;
     const std::int64_t bands = (height + rows - 1) / rows;
     const double flops = 2.0 * static_cast<double>(pixels * rows * map_.from_channels * packed_.width) *
                          static_cast<double>(map_.taps() / (map_.h.phases * map_.w.phases) + 1);
-    parallel_for(panels * groups * bands, 1 + static_cast<std::int64_t>(2e5 / flops),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   const Scratch<T> planes(planar_ ? pixels * rows * packed_.width : 0);
-                   std::vector<micro::Run> runs;
-                   for (std::int64_t i = begin; i < end; ++i) {
-                     const std::int64_t group = i / bands % groups, row = i % bands * rows;
-                     const std::int64_t image = images * group / groups;
-                     const Item item{packed_.panels[static_cast<std::size_t>(i / bands / groups)], image,
-                                     images * (group + 1) / groups - image, block.row + row,
-                                     std::min(rows, height - row)};
-                     compute(item, block, planes.data(), runs, dealer);
-                   }
-                 });
+    const auto items = [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<T> planes(planar_ ? pixels * rows * packed_.width : 0);
+      std::vector<micro::Run> runs;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t group = i / bands % groups, row = i % bands * rows;
+        const std::int64_t image = images * group / groups;
+        const Item item{packed_.panels[static_cast<std::size_t>(i / bands / groups)], image,
+                        images * (group + 1) / groups - image, block.row + row, std::min(rows, height - row)};
+        compute(item, block, planes.data(), runs, dealer);
+      }
+    };
+    const std::int64_t count = panels * groups * bands;
+    if (dealer != nullptr) return items(0, count);
+    parallel_for(count, 1 + static_cast<std::int64_t>(2e5 / flops), items);
   }
 
   void compute(const Item& item, const Block& block, T* planes, std::vector<micro::Run>& runs,
@@ -267,7 +269,7 @@ class Windows {
       };
       const Step down{end - begin, h.from_step * pixels.h_step, h.to_step * width * pixel};
       for (const Segment& s : map_.w.segments) {
-        set_runs(pixels, h.slot, h.slots, s.slot, s.slots, p.width, runs);
+        set_runs(block, h.slot, h.slots, s.slot, s.slots, p.width, runs);
         task.runs = runs.data();
         task.run_count = static_cast<std::int64_t>(runs.size());
         const Step right{s.count, s.from_step * pixels.w_step, s.to_step * pixel};
@@ -311,9 +313,10 @@ class Windows {
 
   /// The runs of a window: one for each row of taps if its channels follow each other, else one a tap, or one
   /// for each channel of a tap that lanes read.
-  void set_runs(const Pixels<T>& pixels, std::int64_t row_slot, std::int64_t row_slots, std::int64_t slot,
+  void set_runs(const Block& block, std::int64_t row_slot, std::int64_t row_slots, std::int64_t slot,
                 std::int64_t slots, std::int64_t width, std::vector<micro::Run>& runs) const {
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
+    const Pixels<T>& pixels = block.pixels;
     const std::int64_t step = map_.w.slot_step * pixels.w_step, depth = packed_.depth;
     const std::int64_t slot_step = packed_.lanes == Lanes::thin ? depth : depth * width;
     const bool channelwise = packed_.lanes == Lanes::channelwise;
@@ -321,7 +324,7 @@ class Windows {
     for (std::int64_t i = 0; i < row_slots && slots > 0; ++i) {
       const std::int64_t a = i * map_.h.slot_step * pixels.h_step;
       const std::int64_t b = ((row_slot + i) * kernel_w + slot) * slot_step;
-      if (!channelwise && step == depth) {
+      if (!channelwise && step == depth && !block.is_apart) {
         runs.push_back({a, b, slots * depth});
         continue;
       }
@@ -343,7 +346,8 @@ class Windows {
   const bool planar_;
   const T negative_slope_;
   std::int64_t band_ = 1, bands_ = 1, images_ = 1, blocks_ = 1, parts_ = 1;  // blocks of images
-  bool part_across_ = false;  // whether tiles of a part go over its images
+  std::int64_t shared_ = 1;  // images that are copied together, without parts
+  bool across_ = false;      // whether copies lie side by side, and tiles go over images
 };
 
 }  // namespace

@@ -102,14 +102,14 @@ class Winograd {
           copy_bands(from_, now.image, now.images, now.read, copied, memory.pixels);
           copied = now.read;
         }
-        if (!in_place_ && i + 1 < end) {
+        if (dealer.asks() && !in_place_ && i + 1 < end) {
           const Item next = item(i + 1);
           const std::int64_t first = next.row == 0 ? next.read.begin : std::max(next.read.begin, copied.end);
           for (std::int64_t n = next.image; n < next.image + next.images; ++n) {
             lines_of_rows<float>(from_, n, first, next.read.end - first, lines);
           }
         }
-        for (std::int64_t n = now.image; n < now.image + now.images; ++n) {
+        for (std::int64_t n = now.image; dealer.asks() && n < now.image + now.images; ++n) {
           const RowRange rows = winograd_writes(axis_h_, map_.h.to, now.row, now.rows);
           lines_of_rows<float>(to_, n, rows.begin, rows.size(), lines);
         }
@@ -158,7 +158,8 @@ class Winograd {
   /// Panels of mapped weights: [point of a source][channel][lane]. Some channels are packed and mapped at a
   /// time.
   Scratch<float> map_weights(const Tensor& w) const {
-    const std::int64_t channels = map_.from_channels, taps = map_.taps(), together = channels_at_once(map_);
+    const std::int64_t channels = map_.from_channels, taps = map_.taps(),
+                       together = channels_at_once(map_, packed_.panels);
     const std::int64_t steps = (channels + together - 1) / together;
     const auto kernel_w = static_cast<std::int64_t>(map_.w.slot_of_tap.size());
     const Scratch<float> mapped(panel_offset(packed_.panels.back()) +
@@ -180,9 +181,7 @@ class Winograd {
                 std::size_t taps_of_part = 0;
                 for (std::int64_t kh : part.h->taps) {
                   for (std::int64_t kw : part.w->taps) {
-                    const std::int64_t slot = map_.h.slot_of_tap[static_cast<std::size_t>(kh)] * kernel_w +
-                                              map_.w.slot_of_tap[static_cast<std::size_t>(kw)];
-                    from[taps_of_part++] = packed.data() + slot * slot_step;
+                    from[taps_of_part++] = packed.data() + slot_of(map_, kh * kernel_w + kw) * slot_step;
                   }
                 }
                 for (std::int64_t k = 0; k < part.points(); ++k) {
@@ -309,7 +308,7 @@ class Winograd {
     float* out = points + part.first_of_phase * step;
     const RowRange inside_h = winograd_inside(part.h->base, part.h->step, points_h, map_.h.from),
                    inside_w = winograd_inside(part.w->base, part.w->step, points_w, map_.w.from);
-    for_each_tiles(
+    for_each_stretch(
         range(item, chunk), inside_h, inside_w,
         [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
           const float* from[kMostPoints];
@@ -382,7 +381,7 @@ class Winograd {
     const std::int64_t products = phase.products(), step = product_step(chunk.count, p.width);
     const RowRange inside_h = winograd_inside(phase.h->base, phase.h->step, 2, map_.h.to),
                    inside_w = winograd_inside(phase.w->base, phase.w->step, 2, map_.w.to);
-    for_each_tiles(
+    for_each_stretch(
         range(item, chunk), inside_h, inside_w,
         [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
           const float* from[kMostPoints];

@@ -79,13 +79,15 @@ struct WinogradTileRange {
   std::int64_t first, count, row, rows, wide;
 };
 
-/// The tiles of an axis whose `elements`, from base + 2*tile*step on and `step` apart, are all in [0, size).
+/// The tiles [begin, end) of an axis, none if begin >= end, whose `elements` from base + 2*tile*step on,
+/// `step` apart, are all in [0, size).
 RowRange winograd_inside(std::int64_t base, std::int64_t step, std::int64_t elements, std::int64_t size);
 
-/// Calls f(i, image, row, column, tiles) for tile i of those and `tiles` in all, which follow each other in a
-/// row and are inside on both axes; for others one by one.
+/// Calls f(i, image, row, column, tiles) for tile i of those and the ones after it, `tiles` in all, which
+/// follow each other in a row and are inside on both axes; for others one by one.
 template <class F>
-void for_each_tiles(const WinogradTileRange& range, const RowRange& inside_h, const RowRange& inside_w, F f) {
+void for_each_stretch(const WinogradTileRange& range, const RowRange& inside_h, const RowRange& inside_w,
+                      F f) {
   std::int64_t column = range.first % range.wide, row = range.first / range.wide % range.rows,
                image = range.first / range.wide / range.rows;
   for (std::int64_t i = 0; i < range.count;) {

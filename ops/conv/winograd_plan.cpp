@@ -75,9 +75,9 @@ std::int64_t winograd_most_reads(const std::vector<WinogradPhase>& phases, std::
 }
 
 RowRange winograd_inside(std::int64_t base, std::int64_t step, std::int64_t elements, std::int64_t size) {
-  const std::int64_t tile = 2 * step;
+  const std::int64_t tile_step = 2 * step;
   const std::int64_t last = size - 1 - base - (elements - 1) * step;  // the largest 2*tile*step
-  return {base < 0 ? (tile - 1 - base) / tile : 0, last < 0 ? 0 : last / tile + 1};
+  return {base < 0 ? (tile_step - 1 - base) / tile_step : 0, last < 0 ? 0 : last / tile_step + 1};
 }
 
 std::int64_t winograd_products(const ConvAxis& a, Direction direction) {

@@ -194,7 +194,7 @@ class WinogradWeightGrad {
           for (const Phase& phase : phases_)
             work += static_cast<double>(tiles(phase, block) * phase.points());
           LineList& lines = dealer.begin(work * static_cast<double>(g_.groups));
-          if (i + 1 < items * end / parts_) {
+          if (dealer.asks() && i + 1 < items * end / parts_) {
             const Item next = item(i + 1);
             const std::int64_t known =
                 next.row == 0 ? 0 : std::max<std::int64_t>(0, now.x.end - next.x.begin);
@@ -276,7 +276,7 @@ class WinogradWeightGrad {
     const float* pixels = x.data + chunk.group * g_.group_ci() + channel;
     const RowRange inside_h = winograd_inside(sh.base, sh.step, sh.points(), g_.h.in),
                    inside_w = winograd_inside(sw.base, sw.step, sw.points(), g_.w.in);
-    for_each_tiles(
+    for_each_stretch(
         range(chunk), inside_h, inside_w,
         [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
           const float* from[kMostPoints];
@@ -303,7 +303,7 @@ class WinogradWeightGrad {
     const float* pixels = y.data + chunk.group * g_.group_co() + channel;
     const RowRange inside_h = winograd_inside(ph.base, ph.step, 2, g_.h.out),
                    inside_w = winograd_inside(pw.base, pw.step, 2, g_.w.out);
-    for_each_tiles(
+    for_each_stretch(
         range(chunk), inside_h, inside_w,
         [&](std::int64_t i, std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t tiles) {
           const float* from[4];

@@ -47,7 +47,11 @@ template <class T, int V, int M>
       for (; k + kAtOnce <= stop; k += kAtOnce) {
         TAPEDECK_UNROLL for (int i = 0; i < kAtOnce; ++i) add(sums[i % kSets], k + i);
       }
-      for (; kAtOnce > 1 && k < stop; ++k) add(sums[0], k);
+      for (; kAtOnce > 1 && k < stop; k += kSets) {
+        TAPEDECK_UNROLL for (int i = 0; i < kSets; ++i) {
+          if (i == 0 || k + i < stop) add(sums[i], k + i);
+        }
+      }
     }
   }
   TAPEDECK_UNROLL for (int i = 1; i < kSets; ++i) {
