@@ -3,7 +3,7 @@
 // The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon, kSplitPlanes to a Zen 3's
 // (bench/compare_cpu.py, with its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen
 // 5 what is taken took 2, 5 and 4% longer than the fastest path (forward, input and weight gradient).
-// kWeightAgain is from input gradients in groups on a Cascade Lake, whose choice it changes in 8 of 915 layers.
+// kWeightAgain is from input gradients in groups on a Cascade Lake, whose choice it changes in 7 of 915 layers.
 // Multiplications cost what they take in whole vectors, and what is moved costs by the element: windows.cpp
 // and weight_grad.cpp transpose both tensors of an nchw call, planes are copied as they lie.
 #pragma once
