@@ -3,7 +3,7 @@
 // The rates are fitted to times on AMD Zen 4, Zen 5 and an Ice Lake Xeon, kSplitPlanes to a Zen 3's
 // (bench/compare_cpu.py, with its cases and random ones, under each value of TAPEDECK_CONV_ALGORITHM). On Zen
 // 5 what is taken took 2, 5 and 4% longer than the fastest path (forward, input and weight gradient).
-// kWeightAgain is from input gradients in groups on a Cascade Lake, whose choice it changes in 7 of 915 layers.
+// kWeightAgain is from a few layers in groups on a Cascade Lake (of --random: 38, 44, 168, 189).
 // Multiplications cost what they take in whole vectors, and what is moved costs by the element: windows.cpp
 // and weight_grad.cpp transpose both tensors of an nchw call, planes are copied as they lie.
 #pragma once
@@ -205,13 +205,12 @@ inline double copied_again(double elements, std::int64_t rows, std::int64_t all,
                   static_cast<double>(copied) / static_cast<double>(std::max<std::int64_t>(1, rows)) - 1);
 }
 
-/// What windows.cpp copies where it does so by parts: rows of results, and the rows that they read.
+/// What windows.cpp does again for each part that it copies: a band of rows of results, and the rows that
+/// they read.
 template <class T>
-struct WindowBand {
-  WindowBand(const ConvTranspose2dGeometry& g, Direction direction)
-      : in(direction == Direction::transposed ? g.h.in : g.h.out),
-        out(direction == Direction::transposed ? g.h.out : g.h.in) {
-    const bool transposed = direction == Direction::transposed;
+struct WindowBands {
+  WindowBands(const ConvTranspose2dGeometry& geometry, Direction direction)
+      : g(geometry), transposed(direction == Direction::transposed) {
     const std::int64_t reach = (g.h.kernel - 1) * g.h.dilation,
                        row = (transposed ? g.ci * g.w.in : g.co * g.w.out) *
                              static_cast<std::int64_t>(sizeof(T));
@@ -223,28 +222,24 @@ struct WindowBand {
                    [&](std::int64_t rows) { return reads(rows) * row; });
     read = reads(band);
   }
-  std::int64_t in, out, band = 0, read = 0;
+  double elements_again() const {
+    const auto all = static_cast<double>(transposed ? g.x_shape().count() : g.y_shape().count());
+    return copied_again(all, in, out, band, read);
+  }
+  /// Weights that come from a far cache, beside those for the usual pixels of an item.
+  double weights_again() const {
+    const auto weights = static_cast<double>(g.weight_shape().count());
+    if (weights * sizeof(T) < kNearWeights || band == out) return 0;
+    const auto bands = static_cast<double>(g.n * ((out + band - 1) / band)),
+               pixels = static_cast<double>(band * (transposed ? g.w.out : g.w.in));
+    return weights * bands * std::max(0.0, 1 - pixels / kPixelsOfWeights);
+  }
+
+  const ConvTranspose2dGeometry& g;
+  const bool transposed;
+  const std::int64_t in = transposed ? g.h.in : g.h.out, out = transposed ? g.h.out : g.h.in;
+  std::int64_t band = 0, read = 0;
 };
-
-/// The same for windows.cpp.
-template <class T>
-double copied_again(const ConvTranspose2dGeometry& g, Direction direction) {
-  const WindowBand<T> rows(g, direction);
-  return copied_again(
-      static_cast<double>(direction == Direction::transposed ? g.x_shape().count() : g.y_shape().count()),
-      rows.in, rows.out, rows.band, rows.read);
-}
-
-/// The weights that come from a far cache for each band of windows.cpp, beside those for its usual pixels.
-template <class T>
-double weights_again(const ConvTranspose2dGeometry& g, Direction direction) {
-  const auto weights = static_cast<double>(g.weight_shape().count());
-  const WindowBand<T> rows(g, direction);
-  const std::int64_t width = direction == Direction::transposed ? g.w.out : g.w.in;
-  if (weights * sizeof(T) < kNearWeights || rows.band == rows.out) return 0;
-  const double bands = static_cast<double>(g.n * ((rows.out + rows.band - 1) / rows.band));
-  return weights * bands * std::max(0.0, 1 - static_cast<double>(rows.band * width) / kPixelsOfWeights);
-}
 
 /// The costs of the results of a direction.
 template <class T>
@@ -273,11 +268,12 @@ Costs costs(const ConvTranspose2dGeometry& g, Direction direction, Layout layout
                  kPackedForPlanes * weights + far_phases<T>(g));
 
   const double pairs = g.flops() / 2 / static_cast<double>(from * to);  // of pixels and taps, for each group
+  const WindowBands<T> bands(g, direction);
   const double moved = kTransposed * read + kTransposedBack * written + far_elements<T>(g),
                late = (kTransposedLate - kTransposed) * read,
-               again = layout == Layout::nchw ? kCopiedAgain * copied_again<T>(g, direction) +
-                                                    kWeightAgain * weights_again<T>(g, direction)
-                                              : 0;
+               again = layout == Layout::nchw
+                           ? kCopiedAgain * bands.elements_again() + kWeightAgain * bands.weights_again()
+                           : 0;
   const double called =  // some windows hang over each border
       kCalled *
       static_cast<double>(g.n * g.groups * h.to * (w.to_step + std::min<std::int64_t>(g.w.kernel, 4)));

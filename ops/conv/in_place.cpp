@@ -442,10 +442,11 @@ class WeightGrad : InPlace<T> {
       LineList& lines = dealer.begin(static_cast<double>(band.all.size()));
       const Item& then = b + 1 < blocks ? at : next;
       const std::int64_t then_b = b + 1 < blocks ? b + 1 : 0;
-      for (const std::int64_t o : then.band.all) {
-        if (!dealer.asks()) break;
-        this->append(y_, then.n, then.group, part(co, then_b, blocks), part(co, then_b + 1, blocks), o, 0,
-                     fold_.axis.in, lines);
+      if (dealer.asks()) {
+        for (const std::int64_t o : then.band.all) {
+          this->append(y_, then.n, then.group, part(co, then_b, blocks), part(co, then_b + 1, blocks), o, 0,
+                       fold_.axis.in, lines);
+        }
       }
       for (const Rows& rows : band.rows) {
         const Window& h = rows.window;
