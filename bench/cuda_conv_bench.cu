@@ -2,19 +2,21 @@
 //
 //   cuda_conv_bench [--list | --terms | --twice] [--tune] [--shapes a,b] [--sets FILE]
 //                   [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
+//                   [--passes fwd,dx,dw] [--kernel BEGIN]
 //
 // --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --twice calls each of the
 // three twice, for a profiler: kernels of the second call are those of replays. --sets takes
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
-// and timed briefly. A line of JSON for each shape and mode, with the names that PyTorch's measurements have:
-// _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
-// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
-// (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
-// library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
-// GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what
-// explain() says of it, and the share of its limit that was reached. The first line tells the bandwidth of a
-// copy of 1 GiB, reading and writing, in this run.
+// and timed briefly. --passes and --kernel leave out, with no time and no name, other passes, and those whose
+// kernel, as explain() tells it, has a name that does not begin so. A line of JSON for each shape and mode,
+// with the names that PyTorch's measurements have: _cl is nhwc, of images and weights; fp32 is float32 at
+// Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as
+// long as it takes (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which
+// ship_choices.py makes the library's). The time is a median over replays, after a rest; a graph holds enough
+// calls for a millisecond. GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_
+// likewise, are what explain() says of it, and the share of its limit that was reached. The first line tells
+// the bandwidth of a copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
@@ -45,12 +47,13 @@ const Device kCuda{DeviceType::cuda};
 
 /// How long to time: milliseconds of a graph, and replays; and of the rest before them, which is the same for
 /// PyTorch (compare_gpu.py): after the pauses of trials kernels took 0.87 to 0.95 of the time on an H200.
-/// Without replays there are two calls, and no time.
+/// What takes more than `once` is timed once. Without replays there are two calls, and no time.
 struct Effort {
   double graph;
   int least, most, rest;
+  double once;
 };
-constexpr Effort kThorough{1, 5, 30, 50}, kBrief{0.3, 5, 9, 10}, kTwice{};
+constexpr Effort kThorough{1, 5, 30, 50, 1000}, kBrief{0.3, 5, 9, 10, 20}, kTwice{};
 
 /// Milliseconds of one call of f, in the device's own time.
 double milliseconds(const Effort& effort, const std::function<void()>& f) {
@@ -73,6 +76,7 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   };
   f();
   const double first = timed(f);
+  if (first > effort.once) return first;
   const int calls = std::clamp(static_cast<int>(effort.graph / first), 1, 100);
   cudaGraph_t graph;
   cudaGraphExec_t replay;
@@ -105,30 +109,53 @@ TensorOptions options_of(const std::string& mode) {
   return {dtype, kCuda, mode.ends_with("_cl") ? Layout::nhwc : Layout::nchw};
 }
 
-void run(const ConvShape& c, const std::string& mode, const Effort& effort) {
+/// What is timed of a layer.
+struct Wanted {
+  std::string passes = "fwd,dx,dw", kernel;
+};
+
+/// Whether a list with commas has a name.
+bool lists(const std::string& list, const std::string& name) {
+  return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
+}
+
+void run(const ConvShape& c, const std::string& mode, const Effort& effort, const Wanted& wanted) {
   const TensorOptions options = options_of(mode);
   const DType dtype = options.dtype;
   const Variable x = randn(c.x(), options), w = randn(c.weight(), options);
   const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
   const Variable gy = randn(g.y_shape(), options);
   const Conv2dOptions plain{c.options.stride, c.options.padding, c.options.dilation, c.options.groups};
-  const double fwd = milliseconds(effort, [&] { (void)conv_transpose2d(x, w, {}, c.options); });
-  const double dx = milliseconds(effort, [&] { (void)conv2d(gy, w, {}, plain); });
-  const double dw = milliseconds(
-      effort, [&] { (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options, options.layout); });
+  const auto time = [&](const char* pass, ConvChoice ConvExplanation::*choice, const auto& f) {
+    const bool is_wanted =
+        lists(wanted.passes, pass) &&
+        (wanted.kernel.empty() ||
+         to_string(explain(g, dtype, options.layout, kCuda).*choice).starts_with(wanted.kernel));
+    return is_wanted ? milliseconds(effort, f) : 0;
+  };
+  const double fwd =
+      time("fwd", &ConvExplanation::forward, [&] { (void)conv_transpose2d(x, w, {}, c.options); });
+  const double dx = time("dx", &ConvExplanation::input_gradient, [&] { (void)conv2d(gy, w, {}, plain); });
+  const double dw = time("dw", &ConvExplanation::weight_gradient, [&] {
+    (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options, options.layout);
+  });
   if (effort.most == 0) return;
   const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());
+  const auto rate = [](double amount, double ms) { return ms > 0 ? amount / ms : 0; };
+  const auto kernel = [](const ConvChoice& choice, double ms) { return ms > 0 ? to_string(choice) : ""; };
+  const auto share = [&](double ms) { return ms > 0 ? e.share(ms * 1e-3) : 0; };
   std::printf(
       "{\"shape\": \"%s\", \"mode\": \"%s\", \"gflop\": %.3f, \"bytes\": %.0f, \"fwd_ms\": %.4f, \"dx_ms\": "
       "%.4f, "
       "\"dw_ms\": %.4f, \"fwd_tflops\": %.1f, \"dx_tflops\": %.1f, \"dw_tflops\": %.1f, \"fwd_tbs\": %.2f, "
       "\"fwd_kernel\": \"%s\", \"dx_kernel\": \"%s\", \"dw_kernel\": \"%s\", \"fwd_share\": %.3f, "
       "\"dx_share\": %.3f, \"dw_share\": %.3f}\n",
-      c.name.c_str(), mode.c_str(), gflop, bytes, fwd, dx, dw, gflop / fwd, gflop / dx, gflop / dw,
-      bytes / fwd * 1e-9, to_string(e.forward).c_str(), to_string(e.input_gradient).c_str(),
-      to_string(e.weight_gradient).c_str(), e.share(fwd * 1e-3), e.share(dx * 1e-3), e.share(dw * 1e-3));
+      c.name.c_str(), mode.c_str(), gflop, bytes, fwd, dx, dw, rate(gflop, fwd), rate(gflop, dx),
+      rate(gflop, dw), rate(bytes * 1e-9, fwd), kernel(e.forward, fwd).c_str(),
+      kernel(e.input_gradient, dx).c_str(), kernel(e.weight_gradient, dw).c_str(), share(fwd), share(dx),
+      share(dw));
   std::fflush(stdout);
 }
 
@@ -191,6 +218,7 @@ void list(const ConvShape& c) {
 
 int main(int argc, char** argv) {
   std::string shapes, sets, modes = "fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl";
+  Wanted wanted;
   bool only_list = false, only_terms = false, twice = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -205,6 +233,8 @@ int main(int argc, char** argv) {
     if (flag == "--shapes") shapes = argv[i + 1];
     if (flag == "--modes") modes = argv[i + 1];
     if (flag == "--sets") sets = argv[i + 1];
+    if (flag == "--passes") wanted.passes = argv[i + 1];
+    if (flag == "--kernel") wanted.kernel = argv[i + 1];
   }
   std::vector<ConvShape> all(std::begin(bench::kConvShapes), std::end(bench::kConvShapes));
   if (!sets.empty()) {
@@ -216,9 +246,6 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  const auto lists = [](const std::string& list, const std::string& name) {
-    return concat(",", list, ",").find(concat(",", name, ",")) != std::string::npos;
-  };
   manual_seed(1);
   if (!only_list && !only_terms && !twice) copy();
   for (const ConvShape& c : all) {
@@ -234,7 +261,7 @@ int main(int argc, char** argv) {
         continue;
       }
       try {
-        run(c, mode, twice ? kTwice : sets.empty() ? kThorough : kBrief);
+        run(c, mode, twice ? kTwice : sets.empty() ? kThorough : kBrief, wanted);
       } catch (const Error& error) {
         std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"error\": \"%s\"}\n", c.name.c_str(), mode,
                     error.what());

@@ -5,7 +5,7 @@
         [--measure [wgmma,strip] [--commit NAME]] [--write]
 
 --measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by algorithms, all
-or those named (direct kernels take seconds for some layers, which are left out), three minutes each, into a file for
+or those named (direct kernels take seconds for some layers, which are left out), two minutes each or less, into a file for
 each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
 whose kernels did not change keep theirs.
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
@@ -58,6 +58,13 @@ def sets():
     return written({**random_sets(300, 1, GPU), **small})
 
 
+def only(algorithm):
+    """What leaves out passes that another algorithm computes."""
+    if algorithm in WAYS:
+        return ["--passes", "dw", "--kernel", f"wgmma ({algorithm}"]
+    return ["--passes", "fwd,dx" if algorithm == "wgmma" else ",".join(PASSES), "--kernel", algorithm]
+
+
 def times_file(folder, algorithm):
     return folder / f"{algorithm}.jsonl.gz"
 
@@ -67,7 +74,7 @@ def measure(command, folder, algorithm, about):
     kept = [about]
     for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
         for what in (["--sets", sets()], shapes):
-            for line in lines(bench([command, "--modes", modes, *what], forced)):
+            for line in lines(bench([command, "--modes", modes, *only(algorithm), *what], forced)):
                 of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in PASSES if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
                 if of:
                     kept.append({"shape": line["shape"], "mode": line["mode"], **of})
