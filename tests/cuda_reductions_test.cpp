@@ -1,4 +1,8 @@
 // Reductions, products, normalisation and pooling on a GPU.
+#include <array>
+
+#include <tapedeck/core/precision.h>
+
 #include "cuda_op_cases.h"
 
 namespace tapedeck {
@@ -105,15 +109,45 @@ TEST_F(CudaReductions, MatrixProducts) {
       {"batches of either", product, {{3, 1, 5, 7, 9}, {2, 1, 9, 4}}},
       {"one matrix for all", product, {{4, 7, 9}, {9, 5}}},
       {"long sum", product, {{3, 4099}, {4099, 2}}},
+      {"long sum of whole vectors", product, {{70, 4104}, {4104, 72}}, -2, 2, 4},
+      {"some tiles", product, {{136, 100}, {100, 200}}},
+      {"some tiles of pairs", product, {{134, 50}, {50, 66}}},
       {"sum of nothing", product, {{3, 0}, {0, 2}}},
       {"nothing", product, {{0, 3}, {3, 2}}},
       {"linear", [](V v) { return linear(v[0], v[1], v[2]); }, {{33, 20}, {130, 20}, {130}}},
+      {"linear of a long sum", [](V v) { return linear(v[0], v[1], v[2]); }, {{33, 1030}, {40, 1030}, {40}}},
       {"linear of 3 dimensions", [](V v) { return linear(v[0], v[1], v[2]); }, {{2, 3, 19}, {11, 19}, {11}}},
       {"linear without bias", [](V v) { return linear(v[0], v[1]); }, {{6, 24}, {16, 24}}},
       {"transposed",
        [](V v) { return matmul(transpose(v[0], 0, 1), transpose(v[1], 0, 1)); },
        {{9, 7}, {5, 9}}},
   });
+}
+
+/// The largest error of a product, as a part of the sums of its products' magnitudes.
+double error_of(const Tensor& a, const Tensor& b) {
+  const auto exact = [](const Tensor& x) { return Variable(x.to(DType::float64)); };
+  const auto got = matmul(a.to(kCuda), b.to(kCuda)).tensor().to(Device{}).to_vector<double>(),
+             c = matmul(exact(a), exact(b)).tensor().to_vector<double>(),
+             size = matmul(abs(exact(a)), abs(exact(b))).tensor().to_vector<double>();
+  double most = 0;
+  for (std::size_t i = 0; i < c.size(); ++i) most = std::max(most, std::abs(got[i] - c[i]) / size[i]);
+  return most;
+}
+
+TEST_F(CudaReductions, ProductsAreAccurate) {
+  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{128, 8192, 100},  // tiles share k
+                                {100, 128, 1024},
+                                {64, 33, 65}}) {
+    SCOPED_TRACE(concat(m, "x", k, "x", n));
+    const Tensor a = random_tensor({m, k}, {}, -1, 1, 1), b = random_tensor({k, n}, {}, -1, 1, 2);
+    set_float32_precision(Precision::highest);
+    EXPECT_LT(error_of(a, b), 2e-7);
+    set_float32_precision(Precision::high);
+    EXPECT_LT(error_of(a, b), 4e-4);
+    set_float32_precision(Precision::highest);
+    EXPECT_LT(error_of(a.to(DType::float16), b.to(DType::float16)), 6e-4);  // one rounding, of the result
+  }
 }
 
 TEST_F(CudaReductions, RectifiedProducts) {
@@ -127,6 +161,7 @@ TEST_F(CudaReductions, RectifiedProducts) {
     const auto down = [slope](V v) { return conv2d(v[0], v[1], v[2], {.stride = 2, .padding = 1}, slope); };
     check_cases({
         {"linear", product, {{33, 20}, {130, 20}, {130}}},
+        {"linear of a long sum", product, {{33, 1032}, {40, 1032}, {40}}},
         {"linear of odd sizes", product, {{2, 5, 19}, {11, 19}, {11}}},
         {"linear without bias", product, {{6, 24}, {16, 24}}},
         {"conv_transpose2d", up, {{5, 6, 8, 8}, {6, 12, 4, 4}, {12}}, -2, 2, 4},

@@ -88,13 +88,17 @@ __device__ __forceinline__ void keep(double& x) {
   asm volatile("" : "+d"(x));
 }
 
+/// Thread blocks that a multiprocessor has registers for; with more, products are loaded one after the other.
+template <class Z, int kColumns>
+constexpr int kSumBlocks = kColumns == 1    ? 6
+                           : sizeof(Z) == 4 ? 5
+                                            : 3;
+
 /// A thread has kColumns columns of some lines. What it adds is found once for each column; of lines, a
 /// thread for each finds it for all. (Found by each thread, it was two of three instructions: the sums of 64
 /// channels of 156 x 68, stride 5, took 85 us on an H200 and waited for these, not for memory.)
 template <class Z, class T, int kColumns>
-__global__ void __launch_bounds__(kLineThreads, kColumns == 1    ? 8
-                                                : sizeof(Z) == 4 ? 6
-                                                                 : 4)
+__global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns>)
     sum_taps_kernel(const __grid_constant__ SumArguments call) {
   __shared__ LineOfResults<Z> lines[kLineThreads];
   const int group = call.by_tiles.divide(blockIdx.x),
