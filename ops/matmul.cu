@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt, but for small ones (small_matmul.cu).
+// Matrix products by cuBLASLt.
 //
 // cuBLASLt's matrices are column-major, so what it computes is out^T = op(b)^T op(a)^T: b comes first, and a
 // row-major matrix is its own transpose. The bias, one number for each column of out, is then one for each
@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <tuple>
 
 #include <cublasLt.h>
@@ -22,7 +21,6 @@
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/strided.h>
 #include <tapedeck/core/launch.cuh>
-#include <tapedeck/ops/small_matmul.cuh>
 
 namespace tapedeck::cu {
 
@@ -272,16 +270,6 @@ bool multiply_all(const Products& products, const Tensor& a, const Tensor& b, co
   }
   return true;
 }
-/// The last two dimensions.
-Matrix matrix_of(const Shape& x, Transpose transpose, const void* data) {
-  return {data, x[-2], x[-1], transpose};
-}
-/// How the kernel of small products computes it, if that does.
-std::optional<small_matmul::Plan> plan_of_small(const Products& products, DType factors, const Matrix& a,
-                                                const Matrix& b) {
-  return products.count() * products.each.batch == 1 ? small_matmul_plan(factors, a, b) : std::nullopt;
-}
-
 /// The same without a bias. Throws Error.
 void multiply_onto(const Products& products, const Tensor& a, const Tensor& b, double beta,
                    const Tensor& out) {
@@ -300,10 +288,6 @@ void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const 
     if (negative_slope != 1) rectify(out, negative_slope);
     return;
   }
-  const Matrix of_a = matrix_of(a.shape(), ta, a.read()), of_b = matrix_of(b.shape(), tb, b.read());
-  if (const auto plan = plan_of_small(products, a.dtype(), of_a, of_b))
-    return small_matmul(*plan, a.dtype(), of_a, of_b, bias, out.raw(), out.dtype(), out.device(),
-                        negative_slope);
   // cuBLASLt adds a bias to float64 and to odd shapes itself only where it can; otherwise out holds it
   // before.
   if (p.bias && out.dtype() != DType::float64 && multiply_all(products, a, b, bias, 0, out)) {
@@ -324,8 +308,6 @@ void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, co
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
                               Transpose tb, DType product, const Shape& out, bool has_bias) {
   const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
-  if (const auto plan = plan_of_small(products, dtype, matrix_of(a, ta, nullptr), matrix_of(b, tb, nullptr)))
-    return plan->parts() * static_cast<std::int64_t>(sizeof(float));
   return static_cast<std::int64_t>(
       plan_of(device, products.each, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
 }

@@ -136,13 +136,12 @@ double error_of(const Tensor& a, const Tensor& b) {
 }
 
 TEST_F(CudaReductions, ProductsAreAccurate) {
-  for (const auto& [m, k, n] : {std::array<std::int64_t, 3>{128, 8192, 100},  // tiles share k
-                                {100, 128, 1024},
-                                {64, 33, 65}}) {
+  for (const auto& [m, k, n] :
+       {std::array<std::int64_t, 3>{128, 8192, 100}, {100, 128, 1024}, {64, 33, 65}}) {
     SCOPED_TRACE(concat(m, "x", k, "x", n));
     const Tensor a = random_tensor({m, k}, {}, -1, 1, 1), b = random_tensor({k, n}, {}, -1, 1, 2);
     set_float32_precision(Precision::highest);
-    EXPECT_LT(error_of(a, b), 2e-7);
+    EXPECT_LT(error_of(a, b), 4e-7);
     set_float32_precision(Precision::high);
     EXPECT_LT(error_of(a, b), 4e-4);
     set_float32_precision(Precision::highest);

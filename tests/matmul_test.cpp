@@ -7,7 +7,6 @@
 #include <random>
 
 #include <tapedeck/core/simd.h>
-#include <tapedeck/ops/small_matmul.h>
 
 #include "errors.h"
 
@@ -78,21 +77,6 @@ TEST(Matmul, EqualsTheDefinitionInBlocks) {
       }
     }
   }
-}
-
-TEST(Matmul, SmallProductsOfAGpuHaveEachChunkOnce) {
-  for (const std::int64_t m : {1, 64, 65, 100, 1000})
-    for (const std::int64_t n : {1, 100, 8192})
-      for (const std::int64_t k : {1, 31, 32, 33, 100, 128, 4099, 8192, 65536})
-        for (const int bytes : {2, 4}) {
-          const small_matmul::Plan p(m, n, k, bytes);
-          const std::int64_t of_split = p.split_chunks * p.chunk;
-          ASSERT_EQ(p.chunk * bytes, small_matmul::kChunkBytes);
-          ASSERT_GE(p.splits * of_split, k);
-          ASSERT_LT((p.splits - 1) * of_split, k) << "a part has nothing to add";
-          ASSERT_TRUE(p.splits == 1 || p.splits * p.tiles() <= small_matmul::kMultiprocessors);
-          ASSERT_EQ(p.parts(), p.splits > 1 ? p.splits * m * n : 0);
-        }
 }
 
 TEST(Matmul, TheBitsDoNotDependOnTheThreads) {

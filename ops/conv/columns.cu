@@ -52,6 +52,7 @@ using conv_gemm::ImageStrides;
 using conv_gemm::Plan;
 
 constexpr int kMostColumns = 4;
+constexpr int kMostFewTaps = 4;  // of a result
 
 struct SumArguments {
   TapAxis h, w;
@@ -76,6 +77,15 @@ struct LineOfResults {
   int from, rows;
   Z bias;
 };
+template <class Z, class T>
+__device__ __forceinline__ LineOfResults<Z> line_of(const SumArguments& call, int line) {
+  const int plane = call.by_height.divide(line), row = call.by_height.modulo(line, plane),
+            image = call.by_channels.divide(plane), channel = call.by_channels.modulo(plane, image);
+  const TapAxis::Reads h = call.h.at(row);
+  return {image * call.to.n + std::int64_t{channel} * call.to.c + std::int64_t{row} * call.to.h,
+          image * call.z_image + channel * call.z_channel + h.tap * call.z_row + h.from * call.from_w,
+          h.count, call.bias == nullptr ? Z(0) : convert<Z>(static_cast<const T*>(call.bias)[channel])};
+}
 
 /// Has a number be in a register from here on, not found again wherever it is used.
 __device__ __forceinline__ void keep(int& x) {
@@ -88,19 +98,18 @@ __device__ __forceinline__ void keep(double& x) {
   asm volatile("" : "+d"(x));
 }
 
-/// Thread blocks that a multiprocessor has registers for; with more, products are loaded one after the other.
-template <class Z, int kColumns>
-constexpr int kSumBlocks = kColumns == 1    ? 6
-                           : sizeof(Z) == 4 ? 5
-                                            : 3;
+/// Thread blocks that a multiprocessor should have, so that many loads are under way.
+template <class Z, int kColumns, bool kFewTaps>
+constexpr int kSumBlocks = kColumns == 1 ? 8 : (kFewTaps ? 24 : 20) / static_cast<int>(sizeof(Z));
 
-/// A thread has kColumns columns of some lines. What it adds is found once for each column; of lines, a
-/// thread for each finds it for all. (Found by each thread, it was two of three instructions: the sums of 64
-/// channels of 156 x 68, stride 5, took 85 us on an H200 and waited for these, not for memory.)
-template <class Z, class T, int kColumns>
-__global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns>)
+/// A thread has kColumns columns of some lines. What it adds is found once for each column, and for each
+/// line: of few taps by one thread for all. (Found by all, that was two of three instructions: sums of 64
+/// channels of 156 x 68 by 1 x 6, stride 5, took 85 us on an H200. Forwards of fewer taps than phases
+/// took 1.2 to 1.3 times as long, of 2 to 4 taps 1.04 to 1.07 times. Of more than 8 0.85 to 0.98: all wait
+/// for one, and there are fewer registers for loads.)
+template <class Z, class T, int kColumns, bool kFewTaps>
+__global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps>)
     sum_taps_kernel(const __grid_constant__ SumArguments call) {
-  __shared__ LineOfResults<Z> lines[kLineThreads];
   const int group = call.by_tiles.divide(blockIdx.x),
             first = call.by_tiles.modulo(blockIdx.x, group) * (blockDim.x * kColumns) + threadIdx.x;
   const int next_column = call.w.tap_step * call.z_tap + call.w.gap,
@@ -112,60 +121,65 @@ __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns>)
     const TapAxis::Reads w = call.w.at(min(column, call.to_w - 1));
     counts[c] = w.count, offsets[c] = w.tap * call.z_tap + w.from;
     places[c] = column < call.to_w ? column * call.to.w : -1;
-    keep(places[c]);
+    if (kFewTaps) keep(places[c]);
   }
   int most = counts[0];
 #pragma unroll
   for (int c = 1; c < kColumns; ++c) most = max(most, counts[c]);
   auto slope = static_cast<Z>(call.slope);
-  keep(slope);
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  if (kFewTaps) keep(slope);
+  const auto add = [&](const LineOfResults<Z>& line) {
+    T* results = static_cast<T*>(call.result) + line.to;
+    asm("" : "+l"(results));  // else it is found again for each column
+    Z sums[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sums[c] = line.bias;
+    const Z* of_row = static_cast<const Z*>(call.z) + line.from;
+    for (int i = 0; i < line.rows; ++i, of_row += next_row) {
+      const Z* from = of_row;
+#pragma unroll(kColumns == 1 ? 4 : 1)
+      for (int j = 0; j < most; ++j, from += next_column) {
+        Z products[kColumns];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (kColumns == 1 || j < counts[c]) products[c] = from[offsets[c]];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          if (kColumns == 1 || j < counts[c]) sums[c] += products[c];
+      }
+    }
+    if (slope != Z(1)) {
+#pragma unroll
+      for (Z& sum : sums)
+        if (sum < Z(0)) sum = slope == Z(0) ? Z(0) : sum * slope;
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (places[c] >= 0) results[places[c]] = convert<T>(sums[c]);
+  };
   await_previous();
   const int end = min((group + 1) * call.lines_of_block, call.lines);
-  for (int begin = group * call.lines_of_block; begin < end; begin += kLineThreads) {
-    const int count = min(end - begin, kLineThreads);
-    __syncthreads();
-    for (int i = thread; i < count; i += threads) {
-      const int plane = call.by_height.divide(begin + i), row = call.by_height.modulo(begin + i, plane),
-                image = call.by_channels.divide(plane), channel = call.by_channels.modulo(plane, image);
-      const TapAxis::Reads h = call.h.at(row);
-      lines[i] = {image * call.to.n + std::int64_t{channel} * call.to.c + std::int64_t{row} * call.to.h,
-                  image * call.z_image + channel * call.z_channel + h.tap * call.z_row + h.from * call.from_w,
-                  h.count,
-                  call.bias == nullptr ? Z(0) : convert<Z>(static_cast<const T*>(call.bias)[channel])};
+  if constexpr (kFewTaps) {
+    __shared__ LineOfResults<Z> lines[kLineThreads];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    for (int begin = group * call.lines_of_block; begin < end; begin += kLineThreads) {
+      const int count = min(end - begin, kLineThreads);
+      __syncthreads();
+      for (int i = thread; i < count; i += threads) lines[i] = line_of<Z, T>(call, begin + i);
+      __syncthreads();
+      for (int i = threadIdx.y; i < count; i += blockDim.y) add(lines[i]);
     }
-    __syncthreads();
-    for (int i = threadIdx.y; i < count; i += blockDim.y) {
-      const LineOfResults<Z> line = lines[i];
-      Z sums[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) sums[c] = line.bias;
-      const Z* of_row = static_cast<const Z*>(call.z) + line.from;
-      for (int k = 0; k < line.rows; ++k, of_row += next_row) {
-        const Z* from = of_row;
-#pragma unroll(kColumns == 1 ? 4 : 1)
-        for (int j = 0; j < most; ++j, from += next_column) {
-          Z products[kColumns];
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (kColumns == 1 || j < counts[c]) products[c] = from[offsets[c]];
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            if (kColumns == 1 || j < counts[c]) sums[c] += products[c];
-        }
-      }
-      T* results = static_cast<T*>(call.result) + line.to;
-      asm("" : "+l"(results));  // else it is found again for each column
-      if (slope != Z(1)) {
-#pragma unroll
-        for (Z& sum : sums)
-          if (sum < Z(0)) sum = slope == Z(0) ? Z(0) : sum * slope;
-      }
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        if (places[c] >= 0) results[places[c]] = convert<T>(sums[c]);
-    }
+  } else {
+    for (int line = group * call.lines_of_block + threadIdx.y; line < end; line += blockDim.y)
+      add(line_of<Z, T>(call, line));
   }
+}
+
+/// The most taps that a result of an axis reads.
+int most_taps(const conv_gemm::PhaseAxes& axis) {
+  int most = 0;
+  for (int i = 0; i < axis.count; ++i) most = std::max(most, axis.phase[i].taps);
+  return most;
 }
 
 /// Shapes of the product for so many images: weights of a group are [channels of `from`, (channel of `to`,
@@ -235,6 +249,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
   call.from_w = plan.from_w, call.to_w = static_cast<int>(to.size(3));
   call.by_height = Divider(to.size(2)), call.by_channels = Divider(to.size(1));
   call.slope = negative_slope;
+  const bool few_taps = most_taps(plan.h) * most_taps(plan.w) <= kMostFewTaps;
   // Weights of sets, of which each has taps of all channels: for a convolution channels have taps of all
   // sets.
   const bool in_sets = convolved && sizes.sets > 1;
@@ -269,9 +284,13 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     call.lines_of_block = tiles.lines_of_block;
     visit_floating("conv", to.dtype(), [&]<class T>() {
       using Z = ProductOf<T>;
-      launch_kernel("conv: sums of taps", to.device(),
-                    columns == 1 ? sum_taps_kernel<Z, T, 1> : sum_taps_kernel<Z, T, kMostColumns>,
-                    grid_size("conv", tiles.blocks), tiles.block, call);
+      const auto kernel_of = [&]<int kColumns>() {
+        return few_taps ? sum_taps_kernel<Z, T, kColumns, true> : sum_taps_kernel<Z, T, kColumns, false>;
+      };
+      launch_kernel(
+          "conv: sums of taps", to.device(),
+          columns == 1 ? kernel_of.template operator()<1>() : kernel_of.template operator()<kMostColumns>(),
+          grid_size("conv", tiles.blocks), tiles.block, call);
     });
   }
 }
