@@ -121,8 +121,8 @@ Prologue detail::batch_norm_prologue(const Tensors& in, const BatchNormOptions& 
     for (const Tensor& moved : {in[3], in[4], batches}) moved.bump_version();
   }
   if (x.count() > 0) {
-    known.largest = TAPEDECK_KERNEL(x.device(), batch_norm_statistics)(x, in[1], in[2], in[3], in[4], options,
-                                                                       known.statistics, bounds);
+    TAPEDECK_KERNEL(x.device(), batch_norm_statistics)
+    (x, in[1], in[2], in[3], in[4], options, known.statistics, bounds);
   } else {
     known.statistics.fill_(1);
     if (options.training && batches.defined()) batches.copy_((Variable(batches) + 1).tensor());
@@ -239,10 +239,9 @@ void batch_statistics(const Tensor& x, const BatchNormOptions& options, const Te
 
 }  // namespace
 
-std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                const Tensor& running_mean, const Tensor& running_var,
-                                                const BatchNormOptions& options, const Tensor& statistics,
-                                                bool) {
+void batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                           const Tensor& running_mean, const Tensor& running_var,
+                           const BatchNormOptions& options, const Tensor& statistics, bool) {
   visit_floating("batch_norm", x.dtype(), [&]<class T>() {
     using A = accumulate_t<T>;
     const Channels<A> channels(statistics);
@@ -260,7 +259,6 @@ std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& w
       channels.bias[c] = static_cast<A>(bias.defined() ? load(bias, c) : 0);
     }
   });
-  return nullptr;
 }
 
 void normalize(const Tensor& x, const Prologue& known, const Tensor& y) {

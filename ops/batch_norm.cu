@@ -11,16 +11,26 @@ namespace tapedeck::cu {
 
 namespace {
 
-/// The rows of a statistics tensor: what is known of each channel.
+/// The rows of a statistics tensor: what is known of each channel; of `const V` to be read, so that the
+/// tensor remembers what it does (core/tensor.h).
 template <class V>
 struct Channels {
   V *mean, *var, *scale, *bias;
 
   explicit Channels(const Tensor& statistics)
-      : mean(statistics.data<V>()),
+      : mean(first_of(statistics)),
         var(mean + statistics.size(1)),
         scale(var + statistics.size(1)),
         bias(scale + statistics.size(1)) {}
+
+ private:
+  static V* first_of(const Tensor& statistics) {
+    if constexpr (std::is_const_v<V>) {
+      return static_cast<V*>(statistics.read());
+    } else {
+      return statistics.data<V>();
+    }
+  }
 };
 
 /// The parameters that its numbers follow from, besides mean and variance.
@@ -40,7 +50,7 @@ struct Parameters {
 /// What becomes of an element: one formula, so that both directions know the same signs.
 template <class V>
 struct Normalize {
-  Channels<V> channels;
+  Channels<const V> channels;
   Rectifier rectifier;
 
   using Channel = NormalizedChannel<V>;
@@ -184,7 +194,7 @@ template <class V>
 void backward(const Tensor& gy, const Tensor& x, const Tensor& statistics, const BatchNormOptions& options,
               const Tensor& gx, const Tensor& gw, const Tensor& gb) {
   const Axis axis = Axis::of(x, 1);
-  const Normalize<V> normalize{Channels<V>(statistics), {options.negative_slope}};
+  const Normalize<V> normalize{Channels<const V>(statistics), {options.negative_slope}};
   const Workspace<V> sums(x.device(), 2 * axis.size);
   V* const mean_g = options.training ? sums.data() : nullptr;
   V* const slope = options.training ? sums.data() + axis.size : nullptr;
@@ -209,21 +219,20 @@ void backward(const Tensor& gy, const Tensor& x, const Tensor& statistics, const
 
 }  // namespace
 
-std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                const Tensor& running_mean, const Tensor& running_var,
-                                                const BatchNormOptions& options, const Tensor& statistics,
-                                                bool bounds) {
+void batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                           const Tensor& running_mean, const Tensor& running_var,
+                           const BatchNormOptions& options, const Tensor& statistics, bool bounds) {
   const std::shared_ptr<unsigned> largest = bounds && options.training ? new_bound(x) : nullptr;
   x.dtype() == DType::float64
       ? statistics_of<double>(x, weight, bias, running_mean, running_var, options, statistics, nullptr)
       : statistics_of<float>(x, weight, bias, running_mean, running_var, options, statistics, largest.get());
-  return largest;
+  keep_largest(statistics, largest);
 }
 
 void normalize(const Tensor& x, const Prologue& known, const Tensor& y) {
   const auto map = [&]<class V>() {
     channel_map<V, 1>("batch_norm", {x}, y,
-                      Normalize<V>{Channels<V>(known.statistics), {known.negative_slope}});
+                      Normalize<V>{Channels<const V>(known.statistics), {known.negative_slope}});
   };
   x.dtype() == DType::float64 ? map.template operator()<double>() : map.template operator()<float>();
 }

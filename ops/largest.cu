@@ -134,8 +134,12 @@ void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words) {
   if (words != nullptr) y.set_largest(words, current_capture(y.device()));
 }
 
-Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b,
-                 const std::shared_ptr<unsigned>& known_a) {
+std::shared_ptr<unsigned> bound_of(const Prologue& prologue) {
+  const Tensor& statistics = prologue.statistics;
+  return prologue.exists() ? statistics.largest(current_capture(statistics.device())) : nullptr;
+}
+
+Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b, const Prologue& prologue_a) {
   Operand operands[2];
   unsigned* found[2] = {};
   unsigned count = 0;
@@ -163,10 +167,12 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b,
     }
     magnitudes_[i].words = static_cast<const unsigned*>(words_[i].get());
   };
-  if (known_a == nullptr) {
-    find(a, next_a, 0);
+  if (prologue_a.exists()) {
+    const std::shared_ptr<unsigned> bound = bound_of(prologue_a);
+    check(bound != nullptr, "conv: nothing bounds what this prologue makes");
+    words_[0] = bound, magnitudes_[0].words = bound.get();
   } else {
-    words_[0] = known_a, magnitudes_[0].words = known_a.get();
+    find(a, next_a, 0);
   }
   find(b, next_b, 1);
   if (count == 0) return;

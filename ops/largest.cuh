@@ -20,6 +20,7 @@
 
 #include <memory>
 
+#include <tapedeck/ops/prologue.h>
 #include <tapedeck/core/launch.cuh>
 
 namespace tapedeck::cu {
@@ -50,10 +51,13 @@ __device__ __forceinline__ void raise_largest(unsigned* largest, unsigned most) 
 /// Two words on y's device for kernels that make y, queued next on the current stream: 0, the first to be
 /// raised. Null if it is not worth it: nobody asks for the magnitudes of such tensors, or they are soon read.
 std::shared_ptr<unsigned> new_largest(const Tensor& y);
-/// The same for a bound of what a prologue makes of x (ops/prologue.h). Null where nobody asks for it.
+/// The same for a bound of what a prologue makes of x, which its statistics remember. Null where nobody asks
+/// for it.
 std::shared_ptr<unsigned> new_bound(const Tensor& x);
 /// After these kernels are queued: y remembers the words, if there are any. Nobody else has y yet.
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words);
+/// Words with a bound of what a prologue makes. Null where it is not known, or there is no prologue.
+std::shared_ptr<unsigned> bound_of(const Prologue& prologue);
 
 /// A tensor's two words, on the device.
 struct Magnitude {
@@ -68,9 +72,8 @@ class Largest {
   /// do.
   enum class Next { reads, copies };
 
-  /// `known_a`: words of what a prologue makes of `a`, which is asked for instead, or null.
-  Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b,
-          const std::shared_ptr<unsigned>& known_a = nullptr);
+  /// `prologue_a`: of what that makes of `a` instead, if there is one, whose bound is known.
+  Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b, const Prologue& prologue_a = {});
   const Magnitude& a() const { return magnitudes_[0]; }
   const Magnitude& b() const { return magnitudes_[1]; }
 

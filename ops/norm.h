@@ -50,8 +50,8 @@ Variable layer_norm(const Variable& x, const Shape& normalized_shape, const Vari
 namespace detail {
 /// For ops whose first inputs are batch_norm()'s: throws Error unless these are legal.
 void check_batch_norm(const Tensors& inputs, const BatchNormOptions& options);
-/// The same, and moves the running statistics. What is left to do to x; `bounds`: with its `largest`, if that
-/// can be known.
+/// The same, and moves the running statistics. What is left to do to x; `bounds`: with a bound of what that
+/// makes, if it can be known.
 Prologue batch_norm_prologue(const Tensors& inputs, const BatchNormOptions& options, bool bounds = false);
 /// x after its prologue, if there is one: for kernels that do not apply it.
 Tensor applied(const Prologue& prologue, const Tensor& x);
@@ -67,11 +67,10 @@ Variables batch_norm_gradients(const OpContext& context, const Variable& gy, con
 // the running statistics and gradients of them) has x's dtype or, for a half x, may be float32.
 namespace cpu {
 /// statistics [4, c] = mean and var, which are the batch's in training, weight / sqrt(var + eps), and bias.
-/// The running statistics (or none) move as options say. Returns Prologue::largest, if `bounds` and known.
-std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                const Tensor& running_mean, const Tensor& running_var,
-                                                const BatchNormOptions& options, const Tensor& statistics,
-                                                bool bounds);
+/// The running statistics (or none) move as options say. `bounds`: as batch_norm_prologue() has it.
+void batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                           const Tensor& running_mean, const Tensor& running_var,
+                           const BatchNormOptions& options, const Tensor& statistics, bool bounds);
 /// y [n, c, ...] = x after its prologue, by the formula there.
 void normalize(const Tensor& x, const Prologue& known, const Tensor& y);
 /// The gradients (or none) of x, weight and bias; gx may be gy. In training, the statistics are functions of
@@ -88,10 +87,9 @@ void group_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& weight
                          const Tensor& var, double eps, const Tensor& gx, const Tensor& gw, const Tensor& gb);
 }  // namespace cpu
 namespace cu {
-std::shared_ptr<unsigned> batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                const Tensor& running_mean, const Tensor& running_var,
-                                                const BatchNormOptions& options, const Tensor& statistics,
-                                                bool bounds);
+void batch_norm_statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                           const Tensor& running_mean, const Tensor& running_var,
+                           const BatchNormOptions& options, const Tensor& statistics, bool bounds);
 void normalize(const Tensor& x, const Prologue& known, const Tensor& y);
 void batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& statistics,
                          const BatchNormOptions& options, const Tensor& gx, const Tensor& gw,

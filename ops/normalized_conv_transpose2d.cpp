@@ -5,11 +5,8 @@
 //
 // z is a function of x and of a few numbers of each channel: kernels make it anew wherever they read x.
 #include <algorithm>
-#include <optional>
 
 #include <tapedeck/core/backend.h>
-#include <tapedeck/core/captured_step.h>
-#include <tapedeck/core/context.h>
 #include <tapedeck/ops/autocast.h>
 #include <tapedeck/ops/conv/family.h>
 #include <tapedeck/ops/conv/operand_copies.h>
@@ -33,8 +30,6 @@ struct NormalizedConvTranspose2d final : Op {
   Tensors forward(OpContext& c, const Tensors& in) override {
     check_negative_slope("conv_transpose2d", negative_slope_);
     const Prologue prologue = detail::batch_norm_prologue(in, norm_, true);
-    largest_ = prologue.largest;
-    made_ = Moment(in[x].device());
     if (negative_slope_ != 1) c.save_output(0);
     if (needs_normalized(c)) c.save_input(weight);
     if (needs_normalized(c) || c.needs_grad(weight)) {
@@ -67,15 +62,6 @@ struct NormalizedConvTranspose2d final : Op {
   }
 
  private:
-  /// When kernels are queued: words that others wrote serve those of the same stream, in the same capture or
-  /// outside of any, as Storage::largest() has it.
-  struct Moment {
-    explicit Moment(Device device) : stream(Context::current(device).stream()), captured(is_capturing()) {}
-    bool operator==(const Moment&) const = default;
-    Stream stream;
-    bool captured;
-  };
-
   static bool needs_normalized(const OpContext& c) {
     return c.needs_grad(x) || c.needs_grad(norm_weight) || c.needs_grad(norm_bias);
   }
@@ -87,8 +73,7 @@ struct NormalizedConvTranspose2d final : Op {
     const Tensor& from = c.input(x).tensor();
     const Tensor w = Tensor::empty(g.weight_shape(), {from.dtype(), from.device(), weight_layout});
     TAPEDECK_KERNEL(w.device(), conv_transpose2d_weight_grad)
-    (g, from, gu.tensor().to(layout), w,
-     Prologue{c.saved(0), norm_.negative_slope, made_ == Moment(w.device()) ? largest_ : nullptr});
+    (g, from, gu.tensor().to(layout), w, Prologue{c.saved(0), norm_.negative_slope});
     return w;
   }
 
@@ -106,8 +91,6 @@ struct NormalizedConvTranspose2d final : Op {
   ConvCall call_;
   BatchNormOptions norm_;
   double negative_slope_;
-  std::shared_ptr<unsigned> largest_;
-  std::optional<Moment> made_;
 };
 
 ConvTranspose2dGeometry geometry_of(const Variable& x, const Variable& w, const Variable& bias,

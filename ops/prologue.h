@@ -1,8 +1,6 @@
 // What may be done to the elements of images on the way into a convolution: the end of the layer before it.
 #pragma once
 
-#include <memory>
-
 #include <tapedeck/core/tensor.h>
 
 namespace tapedeck {
@@ -10,11 +8,10 @@ namespace tapedeck {
 /// An element x of channel c becomes u = (x - mean[c]) * scale[c] + bias[c], and that u * negative_slope
 /// where it is not above 0 (Rectifier): batch_norm() with statistics that are known. Nothing, by default.
 struct Prologue {
-  Tensor statistics = {};  // [4, c]: mean, variance, scale and bias; float64 for a float64 x, else float32
+  /// [4, c]: mean, variance, scale and bias; float64 for a float64 x, else float32. On a GPU their tensor may
+  /// remember, as its largest(), that no result of the x that they are of has a larger magnitude.
+  Tensor statistics = {};
   double negative_slope = 1;
-  /// On a GPU, words of ops/largest.cuh: no result of the tensor that the statistics are of has a larger
-  /// magnitude. Null where that is not known.
-  std::shared_ptr<unsigned> largest = nullptr;
 
   bool exists() const { return statistics.defined(); }
 };

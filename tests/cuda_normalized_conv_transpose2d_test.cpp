@@ -3,10 +3,14 @@
 
 #include "cuda_conv_support.h"
 
+#include <cuda_runtime_api.h>
+
 #include <cmath>
 #include <limits>
 
+#include <tapedeck/core/caching_allocator.h>
 #include <tapedeck/core/captured_step.h>
+#include <tapedeck/core/context.h>
 #include <tapedeck/nn/activation.h>
 #include <tapedeck/nn/conv.h>
 #include <tapedeck/nn/norm.h>
@@ -307,6 +311,34 @@ TEST_F(CudaNormalizedConv, OfTapesWalkedAgain) {
                   second = tape.gradient(y, {x, w}, {.gradient = gy});
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_EQ(first[i].tensor().to_vector<float>(), second[i].tensor().to_vector<float>());
+}
+
+// Statistics bound what follows from them on the stream that they were made on; others find it themselves.
+TEST_F(CudaNormalizedConv, OfGradientsOnAnotherStream) {
+  set_conv_algorithm(ConvAlgorithm::halves);
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  {
+    const Context second(kCuda, other);
+    const Variable x = Variable::parameter(randn({8, 64, 8, 8}, {.device = kCuda})),
+                   w = Variable::parameter(randn({64, 32, 4, 4}, {.device = kCuda}));
+    Tape tape;
+    const Variable y = kIfWorthIt({.x = x, .options = {.training = true, .negative_slope = 0}}, w, {},
+                                  {.stride = 2, .padding = 1}, 1);
+    ASSERT_TRUE(y.defined());
+    const Tensor gy = randn(y.shape(), {.device = kCuda});
+    const Variables here = tape.gradient(y, {x, w}, {.gradient = gy, .retain = true});
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    Variables there;
+    {
+      const ContextScope scope(second);
+      there = tape.gradient(y, {x, w}, {.gradient = gy});
+      ASSERT_EQ(cudaStreamSynchronize(other), cudaSuccess);
+    }
+    for (std::size_t i = 0; i < 2; ++i) expect_near("gradient", there[i].tensor(), here[i].tensor(), 3e-7, 4);
+  }
+  retire_stream(kCuda, other);
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
 }
 
 TEST_F(CudaNormalizedConv, HasGradientsOfBothOrders) {

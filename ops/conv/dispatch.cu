@@ -270,7 +270,7 @@ struct Operand {
           const Prologue& given, bool shared)
       : x(of) {
     if (!given.exists()) return;
-    if (applies(a, g, pass, x, y, given.largest != nullptr, shared)) {
+    if (applies(a, g, pass, x, y, bound_of(given) != nullptr, shared)) {
       prologue = given;
     } else {
       x = detail::applied(given, x);

@@ -319,7 +319,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(from, !gathers || may_be_sampled(plan) ? copies : reads, w, reads, prologue.largest);
+    largest.emplace(from, !gathers || may_be_sampled(plan) ? copies : reads, w, reads, prologue);
     call.largest = largest->a().words, call.largest_weight = largest->b().words;
   }
   const int fold_from = transposed ? way.fold.x : way.fold.y, fold_to = transposed ? way.fold.y : way.fold.x;

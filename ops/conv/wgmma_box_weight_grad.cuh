@@ -502,13 +502,13 @@ void box_weight_grad(const ConvTranspose2dGeometry& g, const BoxGradWay& way, co
   std::optional<Largest> largest;
   if constexpr (Math::kScaled) {
     using enum Largest::Next;
-    largest.emplace(x, copies, y, copies, prologue.largest);
+    largest.emplace(x, copies, y, copies, prologue);
     call.largest_x = largest->a().words, call.largest_y = largest->b().words;
   }
   const auto images_of = [&](const Tensor& images, const ConvAxis* rows, int columns,
-                             const Magnitude& magnitude, const Prologue& first) {
-    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, columns, kParts, magnitude, first)
-                         : ChannelsLast(images, planes.groups, rows, columns, first);
+                             const Magnitude& magnitude, const Prologue& before) {
+    return Math::kScaled ? ChannelsLast(images, planes.groups, rows, columns, kParts, magnitude, before)
+                         : ChannelsLast(images, planes.groups, rows, columns, before);
   };
   const ChannelsLast x_images = images_of(x, nullptr, fold.x, largest ? largest->a() : Magnitude{}, prologue),
                      y_images = images_of(y, &g.h, fold.y, largest ? largest->b() : Magnitude{}, {});

@@ -45,6 +45,7 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
   if constexpr (Math::kParts == 1) {
     if (way.kind == MapKind::boxes) return over_boxes.template operator()<Math>();
   }
+  check(!prologue.exists(), "conv: only boxes have a prologue");
   windows_map<Math>(g, transposed, way.plan, way.windows, from, w, bias, to);
   return false;
 }
@@ -54,6 +55,7 @@ void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const 
                        const Prologue& prologue) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
   const WeightGradWay* way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>);
+  check(way->kind == GradKind::boxes || !prologue.exists(), "conv: only boxes have a prologue");
   if constexpr (Math::kParts == 1) {
     if (way->kind == GradKind::rows) {
       if (row_weight_grad<Boxes>(g, x, y, w)) return;
