@@ -272,11 +272,15 @@ inline Terms of_direct_weight_grad(const ConvCall& c) {
           blocks / 10};
 }
 
-/// Channels last, threads of a block add their sums one after the other, those of few channels more often;
-/// and where vectors are incomplete, they have elements.
+/// Groups of one channel each way, which have kernels of their own, and are not chosen by their time, have
+/// terms of their own. Channels last, threads of a block add their sums one after the other, those of few
+/// channels more often; and where vectors are incomplete, they have elements.
 inline Terms of_depthwise_weight_grad(const ConvCall& c) {
   const DepthwisePlanes planes(c.g);
-  Terms t{1, images_moved(c, true), images_moved(c, false), c.g.flops() / 2e9};
+  const double x = images_moved(c, true), y = images_moved(c, false), products = c.g.flops() / 2e9;
+  if (c.layout == Layout::nchw && c.g.group_ci() * c.g.group_co() > 1)
+    return {1, 0, 0, 0, 0, 0, 0, 0, x, y, products, planes.elements, planes.planes};
+  Terms t{1, x, y, products};
   if (c.layout == Layout::nchw) {
     t[4] = planes.elements, t[5] = planes.planes;
   } else {
@@ -296,7 +300,8 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           effort.copies / 1700,
           images_moved(c, true),
           images_moved(c, false),
-          weight_moved(c)};
+          weight_moved(c),
+          effort.weights / 1e3};
 }
 
 /// The terms of an algorithm that can compute the call, else perhaps none; `strip`: what strips would do.

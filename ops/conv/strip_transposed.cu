@@ -298,8 +298,9 @@ Found find_arguments(const ConvTranspose2dGeometry& g, DType dtype, int copy) {
     // Two blocks a multiprocessor.
     const double x_rows = 2 * turns * copied.slots * copied.chunk;
     found.effort = {2 * turns * written + bytes_of_rows(copied, x_rows),
-                    2 * turns * rows * a.parts * steps * (8 + channels / 8 * passes.most * 4),
-                    turns * of_tile, copies_of_rows(copied, x_rows)};
+                    2 * turns * rows * a.parts * steps * (8 + channels / 8 * passes.most * 4) * idle,
+                    turns * of_tile, copies_of_rows(copied, x_rows),
+                    static_cast<double>(steps) * passes.most * channels * kStep};
   };
   for (int channels : {8, 16}) {
     if (channels > 8 && g.group_co() <= 8) break;

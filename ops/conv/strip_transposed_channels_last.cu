@@ -237,8 +237,9 @@ Arguments arguments_of(const ConvTranspose2dGeometry& g, DType dtype, StripEffor
     // Two blocks a multiprocessor.
     const double x_rows = 2 * turns * p.slots * p.chunk * a.groups;
     *effort = {2 * turns * rows * columns * written * bytes + bytes_of_rows(p, x_rows),
-               2 * turns * a.units * steps / p.plan.h.count * (8 + channels / 8 * passes.most * 4), turns,
-               copies_of_rows(p, x_rows)};
+               2 * turns * a.units * steps / p.plan.h.count * (8 + channels / 8 * passes.most * 4) / busy,
+               turns, copies_of_rows(p, x_rows),
+               static_cast<double>(a.groups) * steps * passes.most * channels * kStep};
   };
   for (int columns : {16, 32, 64, 128})
     for (int rows : {1, 2, 4, 8}) consider(rows, columns);

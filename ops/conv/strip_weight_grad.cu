@@ -31,6 +31,11 @@ using namespace conv_strip;
 
 constexpr int kGroup = 2;  // steps of 8 pixels whose sums are added at once
 
+/// Of `m` rows of 16 a warp multiplies so many at once, without branches between them.
+constexpr int rows_at_once(int m) {
+  return m % 5 == 0 ? 5 : 4;
+}
+
 struct WeightGradArguments {
   Strip strip;  // of y; its chunk is the channels of y of a block
   const void *x, *y;
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, kM* kN <= 16 ? 2 : 1)
             x_row = kept(call.x_channels / 8 * x_8);
   const int tiles_m = (call.rows + kPixels - 1) / kPixels;
 
-  constexpr int kAtOnce = kM % 5 == 0 ? 5 : 4;
+  constexpr int kAtOnce = rows_at_once(kM);
   float sums[kM][kN][4] = {};
   int stage = 0;
   for (int tile_index = split; tile_index < call.tiles; tile_index += call.splits) {
@@ -228,6 +233,12 @@ struct Configuration {
 };
 constexpr Configuration kConfigurations[] = {{16, 1, {}}, {10, 2, {}}, {4, 2, {}}};
 
+/// Rows of 16 that a warp multiplies of so many rows, some of which do not exist.
+double rows_multiplied(int rows, int m) {
+  const int unit = kPixels * rows_at_once(m);
+  return static_cast<double>(ceil_div(rows, unit) * rows_at_once(m));
+}
+
 /// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
 Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool last, int y_copy, int x_copy,
                            WeightGradArguments& best) {
@@ -301,7 +312,7 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
                      x_rows = together * rows * a.x_channels;
         chosen.effort = {bytes_of_rows(p, y_rows) + x_rows * columns * bytes,
                          together * static_cast<double>(ceil_div(groups, warps)) *
-                             static_cast<double>(ceil_div(a.rows, kPixels)) * (24 + 4 * c.n),
+                             rows_multiplied(a.rows, c.m) * (24 + 4 * c.n),
                          down,
                          copies_of_rows(p, y_rows) + x_rows * (last ? columns * bytes / 16.0 : a.x_copies)};
       }
@@ -333,9 +344,10 @@ std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometr
                                             copy_bytes(nullptr, g.w.in, bytes), a);
   if (chosen.m == 0) return {};
   StripEffort effort = chosen.effort;
-  if (strip_weight_grad_ahead_splits(g, dtype, layout, true) > 0)
-
+  if (strip_weight_grad_ahead_splits(g, dtype, layout, true) > 0) {
     effort.stages = effort.copies = 0;  // nobody waits for stages, and copies are of whole rows
+    effort.products *= static_cast<double>(ceil_div(a.rows, kPixels)) / rows_multiplied(a.rows, chosen.m);
+  }
   return effort;
 }
 
