@@ -8,15 +8,16 @@
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --twice calls each of the
 // three twice, for a profiler: kernels of the second call are those of replays. --sets takes
 // shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
-// and timed briefly. --passes and --kernel leave out, with no time and no name, other passes, and those whose
-// kernel, as explain() tells it, has a name that does not begin so. A line of JSON for each shape and mode,
-// with the names that PyTorch's measurements have: _cl is nhwc, of images and weights; fp32 is float32 at
-// Precision::highest, tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as
-// long as it takes (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which
-// ship_choices.py makes the library's). The time is a median over replays, after a rest; a graph holds enough
-// calls for a millisecond. GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_
-// likewise, are what explain() says of it, and the share of its limit that was reached. The first line tells
-// the bandwidth of a copy of 1 GiB, reading and writing, in this run.
+// and timed briefly, or once if that takes long. --passes and --kernel leave out, with no time and no name,
+// other passes, and those whose kernel, as explain() tells it before anything is tuned, has a name that does
+// not begin so. A line of JSON for each shape and mode, with the names that PyTorch's measurements have: _cl
+// is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
+// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
+// (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
+// library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
+// GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what
+// explain() says of it, and the share of its limit that was reached. The first line tells the bandwidth of a
+// copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>
@@ -65,6 +66,10 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   cudaEvent_t begin, end;
   check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
   check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+  const auto destroy_events = [&] {
+    check_cuda(cudaEventDestroy(begin), "cudaEventDestroy");
+    check_cuda(cudaEventDestroy(end), "cudaEventDestroy");
+  };
   const auto timed = [&](const auto& work) {
     check_cuda(cudaEventRecord(begin, stream), "cudaEventRecord");
     work();
@@ -76,7 +81,10 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   };
   f();
   const double first = timed(f);
-  if (first > effort.once) return first;
+  if (first > effort.once) {
+    destroy_events();
+    return first;
+  }
   const int calls = std::clamp(static_cast<int>(effort.graph / first), 1, 100);
   cudaGraph_t graph;
   cudaGraphExec_t replay;
@@ -95,8 +103,7 @@ double milliseconds(const Effort& effort, const std::function<void()>& f) {
   std::sort(times.begin(), times.end());
   check_cuda(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
   check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  check_cuda(cudaEventDestroy(begin), "cudaEventDestroy");
-  check_cuda(cudaEventDestroy(end), "cudaEventDestroy");
+  destroy_events();
   return times[times.size() / 2];
 }
 

@@ -43,8 +43,8 @@ class Storage {
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
   /// Where the largest magnitude of float32 elements is on the device: two words, whose maximum has its bits
-  /// (ops/largest.cuh). Said once, by who made them and before anybody else has them; `capture`: of a CUDA
-  /// graph, 0 outside.
+  /// (ops/largest.cuh); of statistics, what bounds the results that they are for (ops/prologue.h). Said once,
+  /// by who made them and before anybody else has them; `capture`: of a CUDA graph, 0 outside.
   void set_largest(std::shared_ptr<unsigned> words, std::uint64_t capture);
   /// That, unless forget() was called since, on the storage's own stream; else null. What was said outside of
   /// a capture is not known inside, and the other way round: graphs write tensors without a word.

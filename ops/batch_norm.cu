@@ -1,6 +1,7 @@
 // Batch normalisation; the formulas are those of ops/batch_norm.cpp.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include <tapedeck/ops/norm.h>
 #include <tapedeck/ops/rectifier.h>

@@ -55,7 +55,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& x, const T
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                   const Tensor& w, const Prologue& prologue = {});
 /// Whether these two, or without `trains` the first, would apply a prologue as they read x, rather than
-/// before. `is_bounded`: it has `largest`.
+/// before. `is_bounded`: a bound of what it makes is known.
 bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is_bounded, bool trains);
 }  // namespace cpu
 namespace cu {

@@ -135,8 +135,7 @@ void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words) {
 }
 
 std::shared_ptr<unsigned> bound_of(const Prologue& prologue) {
-  const Tensor& statistics = prologue.statistics;
-  return prologue.exists() ? statistics.largest(current_capture(statistics.device())) : nullptr;
+  return prologue.statistics.largest(current_capture(prologue.statistics.device()));
 }
 
 Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b, const Prologue& prologue_a) {
@@ -168,7 +167,7 @@ Largest::Largest(const Tensor& a, Next next_a, const Tensor& b, Next next_b, con
     magnitudes_[i].words = static_cast<const unsigned*>(words_[i].get());
   };
   if (prologue_a.exists()) {
-    const std::shared_ptr<unsigned> bound = bound_of(prologue_a);
+    const std::shared_ptr<unsigned> bound = prologue_a.statistics.largest(capture);
     check(bound != nullptr, "conv: nothing bounds what this prologue makes");
     words_[0] = bound, magnitudes_[0].words = bound.get();
   } else {

@@ -56,7 +56,7 @@ std::shared_ptr<unsigned> new_largest(const Tensor& y);
 std::shared_ptr<unsigned> new_bound(const Tensor& x);
 /// After these kernels are queued: y remembers the words, if there are any. Nobody else has y yet.
 void keep_largest(const Tensor& y, const std::shared_ptr<unsigned>& words);
-/// Words with a bound of what a prologue makes. Null where it is not known, or there is no prologue.
+/// Words with a bound of what a prologue makes, where that is known here and now; else null.
 std::shared_ptr<unsigned> bound_of(const Prologue& prologue);
 
 /// A tensor's two words, on the device.

@@ -6,8 +6,6 @@
 // Statistics and sums are formed in float64, in a fixed order.
 #pragma once
 
-#include <memory>
-
 #include <tapedeck/core/op.h>
 #include <tapedeck/ops/prologue.h>
 

@@ -9,7 +9,8 @@ namespace tapedeck {
 /// where it is not above 0 (Rectifier): batch_norm() with statistics that are known. Nothing, by default.
 struct Prologue {
   /// [4, c]: mean, variance, scale and bias; float64 for a float64 x, else float32. On a GPU their tensor may
-  /// remember, as its largest(), that no result of the x that they are of has a larger magnitude.
+  /// remember, as its largest(), that no result has a larger magnitude: of the x and the negative_slope that
+  /// they were made for.
   Tensor statistics = {};
   double negative_slope = 1;
 

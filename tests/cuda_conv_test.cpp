@@ -235,6 +235,9 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
                             {{few ? 25 : 130, 8, 40, 31}, {8, 1, 8, 7}, {{3, 1}, 0, {1, 0}, {1, 2}, 4}},
                             // Pixels of y that lie beside those of x.
                             {{4, 5, 9, 11}, {5, 4, 1, 1}, {1, 1, 2, 3}},
+                            // Few taps, of four columns a thread, and of many lines a block.
+                            {{60, 6, 33, 47}, {6, 2, 2, 3}, {{2, 3}}},
+                            {{64, 2, 136, 1}, {2, 64, 2, 1}, {{2, 1}}},
                             // Made by convolutions: forward, the input's gradient with sets, and of groups.
                             {{few ? 12 : 20, 96, 40, 48}, {96, 10, 5, 4}, {{1, 3}, {1, 2}, 0, {2, 1}, 2}},
                             {{few ? 22 : 33, 4, 39, 45}, {4, 64, 6, 5}, {2, {3, 1}, 1, 1}},
@@ -283,7 +286,7 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   // Both slopes of nchw.
   EXPECT_EQ(variants["forward products by a convolution"], 2);
   EXPECT_EQ(variants["input products by a convolution"], 4);
-  EXPECT_EQ(variants["input gathered pixels"], 8);
+  EXPECT_EQ(variants["input gathered pixels"], 10);
 }
 
 // More groups than a grid has along most of its axes.

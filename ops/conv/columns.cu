@@ -105,8 +105,8 @@ constexpr int kSumBlocks = kColumns == 1 ? 8 : (kFewTaps ? 24 : 20) / static_cas
 /// A thread has kColumns columns of some lines. What it adds is found once for each column, and for each
 /// line: of few taps by one thread for all. (Found by all, that was two of three instructions: sums of 64
 /// channels of 156 x 68 by 1 x 6, stride 5, took 85 us on an H200. Forwards of fewer taps than phases
-/// took 1.2 to 1.3 times as long, of 2 to 4 taps 1.04 to 1.07 times. Of more than 8 0.85 to 0.98: all wait
-/// for one, and there are fewer registers for loads.)
+/// took 1.2 to 1.3 times as long, of 2 to 4 taps 1.04 to 1.07 times, of 4 to 8 0.96 to 1.01; of more 0.85 to
+/// 0.98, as all wait for one, and there are fewer registers for loads.)
 template <class Z, class T, int kColumns, bool kFewTaps>
 __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps>)
     sum_taps_kernel(const __grid_constant__ SumArguments call) {

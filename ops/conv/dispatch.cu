@@ -30,6 +30,7 @@
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
 #include <tapedeck/ops/conv/thin_products.cuh>
+#include <tapedeck/ops/largest.cuh>
 
 namespace tapedeck::cu {
 
@@ -245,15 +246,16 @@ bool shares_copy(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
 }
 
 /// Whether an algorithm applies a prologue to x as it reads it, of images copied for boxes or of thin
-/// products. `is_bounded`: the largest magnitude is known of what that makes, which scaled halves ask for.
+/// products. `is_bounded()`: whether a bound is known of what that makes, which scaled halves ask for.
+template <class F>
 bool applies(ConvAlgorithm a, const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x, Layout y,
-             bool is_bounded, bool shared) {
+             const F& is_bounded, bool shared) {
   if (a == ConvAlgorithm::thin) return reads_vectors(x);
   if (a != ConvAlgorithm::wgmma) return false;
   using namespace conv_gemm;
   const Factors f = conv_estimate::operands_of(x.dtype());
   const auto can_apply = [&](int groups, bool scaled) {
-    return (is_bounded || !scaled) && ChannelsLast::can_apply(x, groups, scaled);
+    return (!scaled || is_bounded()) && ChannelsLast::can_apply(x, groups, scaled);
   };
   if (pass == ConvPass::weight_gradient) {
     const WeightGradWay& way = weight_grad_way(g, x.layout(), y, f);
@@ -270,7 +272,8 @@ struct Operand {
           const Prologue& given, bool shared)
       : x(of) {
     if (!given.exists()) return;
-    if (applies(a, g, pass, x, y, bound_of(given) != nullptr, shared)) {
+    const auto is_bounded = [&] { return bound_of(given) != nullptr; };
+    if (applies(a, g, pass, x, y, is_bounded, shared)) {
       prologue = given;
     } else {
       x = detail::applied(given, x);
@@ -434,7 +437,8 @@ bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is
     const auto known = known_tuned(g, pass, x.dtype(), layout, layout, device);
     const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
     const Choice c = known_choice(g, pass, x.dtype(), layout, layout, conv_gemm::has_wgmma(device));
-    return applies(c.algorithm, g, pass, x, layout, is_bounded, false);
+    return applies(
+        c.algorithm, g, pass, x, layout, [&] { return is_bounded; }, false);
   };
   return g.n > 0 && applied(ConvPass::forward) && (!trains || applied(ConvPass::weight_gradient));
 }

@@ -272,14 +272,14 @@ inline Terms of_direct_weight_grad(const ConvCall& c) {
           blocks / 10};
 }
 
-/// Groups of one channel each way, which have kernels of their own, and are not chosen by their time, have
-/// terms of their own. Channels last, threads of a block add their sums one after the other, those of few
-/// channels more often; and where vectors are incomplete, they have elements.
+/// In nchw groups of one channel each way, which have faster kernels and are not chosen by their time, and
+/// others have terms of their own. Channels last, threads of a block add their sums one after the other,
+/// those of few channels more often; and where vectors are incomplete, they have elements.
 inline Terms of_depthwise_weight_grad(const ConvCall& c) {
   const DepthwisePlanes planes(c.g);
   const double x = images_moved(c, true), y = images_moved(c, false), products = c.g.flops() / 2e9;
   if (c.layout == Layout::nchw && c.g.group_ci() * c.g.group_co() > 1)
-    return {1, 0, 0, 0, 0, 0, 0, 0, x, y, products, planes.elements, planes.planes};
+    return {1, 0, 0, 0, 0, 0, x, y, products, planes.elements, planes.planes};
   Terms t{1, x, y, products};
   if (c.layout == Layout::nchw) {
     t[4] = planes.elements, t[5] = planes.planes;
@@ -291,7 +291,7 @@ inline Terms of_depthwise_weight_grad(const ConvCall& c) {
   return t;
 }
 
-/// Strips, in clocks at about what a multiprocessor does in one.
+/// Strips: in clocks at about what a multiprocessor does in one, but for stages and weights.
 inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) {
   return {1,
           effort.bytes / 17.7 / 1700,

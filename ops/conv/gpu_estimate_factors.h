@@ -1,7 +1,6 @@
-// What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of times on an NVIDIA
-// H200 (2026-11-27; products with all taps and the ways of weights' gradients of the day, Hopper's other
-// products with the copies of d5e902f, the others as at 42b35e4), of 300 random layers, 60 small ones and
-// those of bench/conv_shapes.h.
+// What gpu_estimate.h multiplies its terms by: written by bench/fit_conv_estimates.py, of the times in
+// bench/results/fit, which name their commits, of 300 random layers, 60 small ones and those of
+// bench/conv_shapes.h on an NVIDIA H200.
 #pragma once
 
 #include <iterator>

@@ -235,8 +235,8 @@ constexpr Configuration kConfigurations[] = {{16, 1, {}}, {10, 2, {}}, {4, 2, {}
 
 /// Rows of 16 that a warp multiplies of so many rows, some of which do not exist.
 double rows_multiplied(int rows, int m) {
-  const int unit = kPixels * rows_at_once(m);
-  return static_cast<double>(ceil_div(rows, unit) * rows_at_once(m));
+  const std::int64_t unit = rows_at_once(m);
+  return static_cast<double>(ceil_div(ceil_div(rows, kPixels), unit) * unit);
 }
 
 /// The arguments but for tensors and strides, and the kernel; m is 0 where nothing fits.
@@ -345,7 +345,8 @@ std::optional<StripEffort> strip_weight_grad_effort(const ConvTranspose2dGeometr
   if (chosen.m == 0) return {};
   StripEffort effort = chosen.effort;
   if (strip_weight_grad_ahead_splits(g, dtype, layout, true) > 0) {
-    effort.stages = effort.copies = 0;  // nobody waits for stages, and copies are of whole rows
+    // Nobody waits for stages, copies are of whole rows, and rows are not multiplied some at once.
+    effort.stages = effort.copies = 0;
     effort.products *= static_cast<double>(ceil_div(a.rows, kPixels)) / rows_multiplied(a.rows, chosen.m);
   }
   return effort;
