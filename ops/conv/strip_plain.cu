@@ -463,12 +463,10 @@ Configuration arguments_of(const ConvTranspose2dGeometry& g, DType dtype, bool l
   best.count = g.x_shape().count();
   const double added =
       best.parts == 1 ? 0 : 8.0 / 132 * best.parts * static_cast<double>(best.count) + kAddingBytes;
-  chosen.effort = {
-      bytes_of_rows(p, copied) + added,
-      together * (merged ? 1 : p.slot_of.count) * best.steps *
-          (8 * chosen.m + chosen.rows * chosen.n * (2 + chosen.m)),
-      down, copies_of_rows(p, copied),
-      static_cast<double>(best.part_chunks) * (merged ? 1 : taps) * best.steps * side * chosen.n * 64};
+  chosen.effort = {bytes_of_rows(p, copied) + added,
+                   together * (merged ? 1 : p.slot_of.count) * best.steps *
+                       (8 * chosen.m + chosen.rows * chosen.n * (2 + chosen.m)),
+                   down, copies_of_rows(p, copied)};
   return chosen;
 }
 

@@ -333,7 +333,7 @@ struct StripEffort {
   double products = 0;  // about the instructions of a warp's products
   double stages = 0;    // that a block waits for
   double copies = 0;    // to shared memory, of a thread each
-  double weights = 0;   // that a block finds before it begins
+  double weights = 0;   // of conv_transpose2d: that a block finds before it begins
 };
 /// Of so many rows (of a slot and a channel) that are copied to shared memory: bytes, where rows begin and
 /// end in a sector, and copies; channels last 16 bytes of a pixel each.
