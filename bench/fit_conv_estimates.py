@@ -5,8 +5,8 @@
         [--measure [wgmma,strip] [--commit NAME]] [--write]
 
 --measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by algorithms, all
-or those named (direct kernels take seconds for some layers, which are left out), two minutes each or less, into a file for
-each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
+or those named (direct kernels take seconds for some layers, which are left out), some seconds to three minutes each, into a
+file for each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
 whose kernels did not change keep theirs.
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes

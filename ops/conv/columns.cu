@@ -105,7 +105,7 @@ constexpr int kSumBlocks = kColumns == 1 ? 8 : (kFewTaps ? 24 : 20) / static_cas
 /// A thread has kColumns columns of some lines. What it adds is found once for each column, and for each
 /// line: of few taps by one thread for all. (Found by all, that was two of three instructions: sums of 64
 /// channels of 156 x 68 by 1 x 6, stride 5, took 85 us on an H200. Forwards of fewer taps than phases
-/// took 1.2 to 1.3 times as long, of 2 to 4 taps 1.04 to 1.07 times, of 4 to 8 0.96 to 1.01; of more 0.85 to
+/// took 1.2 to 1.3 times as long, of 2 to 4 taps 1.03 to 1.07 times, of 4 to 8 0.96 to 1.01; of more 0.85 to
 /// 0.98, as all wait for one, and there are fewer registers for loads.)
 template <class Z, class T, int kColumns, bool kFewTaps>
 __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps>)
@@ -175,13 +175,6 @@ __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps
   }
 }
 
-/// The most taps that a result of an axis reads.
-int most_taps(const conv_gemm::PhaseAxes& axis) {
-  int most = 0;
-  for (int i = 0; i < axis.count; ++i) most = std::max(most, axis.phase[i].taps);
-  return most;
-}
-
 /// Shapes of the product for so many images: weights of a group are [channels of `from`, (channel of `to`,
 /// tap)], or, of conv2d, [channels of `from`, tap] of one channel of `to`.
 struct Shapes {
@@ -249,7 +242,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
   call.from_w = plan.from_w, call.to_w = static_cast<int>(to.size(3));
   call.by_height = Divider(to.size(2)), call.by_channels = Divider(to.size(1));
   call.slope = negative_slope;
-  const bool few_taps = most_taps(plan.h) * most_taps(plan.w) <= kMostFewTaps;
+  const bool few_taps = plan.h.most_taps() * plan.w.most_taps() <= kMostFewTaps;
   // Weights of sets, of which each has taps of all channels: for a convolution channels have taps of all
   // sets.
   const bool in_sets = convolved && sizes.sets > 1;

@@ -139,11 +139,9 @@ __global__ void __launch_bounds__(kBlock, sizeof(accumulate_t<T>) == 4 ? 2 : 1)
 template <class T, int kChannels>
 void launch(DirectArguments& call, const Tensor& to) {
   const Plan& p = call.plan;
-  int most_rows = 0, most_taps = 0;
-  for (int i = 0; i < p.h.count; ++i) {
-    most_rows = std::max(most_rows, p.h.phase[i].count);
-    most_taps = std::max(most_taps, p.h.phase[i].taps);
-  }
+  const int most_taps = p.h.most_taps();
+  int most_rows = 0;
+  for (int i = 0; i < p.h.count; ++i) most_rows = std::max(most_rows, p.h.phase[i].count);
   // Few columns beyond the last, and no fewer than a warp has threads.
   call.columns = 32;
   while (call.columns < 128 &&

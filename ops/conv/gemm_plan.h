@@ -9,6 +9,7 @@
 //   packed[group][phase][chunk of kVectors vectors][n, padded][vector][element].
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -54,6 +55,13 @@ struct PhaseAxis {
 };
 
 struct PhaseAxes {
+  /// Of a phase that has the most.
+  int most_taps() const {
+    int most = 0;
+    for (int i = 0; i < count; ++i) most = std::max(most, phase[i].taps);
+    return most;
+  }
+
   PhaseAxis phase[kMaxPhases];
   int count = 0;
 };

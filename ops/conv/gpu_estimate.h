@@ -98,15 +98,13 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
   std::int64_t columns = 32;
   while (columns < 128 && count(width, 2 * columns) * 2 * columns <= width + width / 8) columns *= 2;
   const std::int64_t rows = 256 / columns * 4;
+  const int most_h = p.h.most_taps(), most_w = p.w.most_taps();
   double tiles = 0, tile_taps = 0;
-  int most_h = 0, most_w = 0;
   for (int i = 0; i < p.h.count; ++i) {
     const auto of_phase = static_cast<double>(count(p.h.phase[i].count, rows));
     tiles += of_phase;
     tile_taps += of_phase * p.h.phase[i].taps;
-    most_h = std::max(most_h, p.h.phase[i].taps);
   }
-  for (int j = 0; j < p.w.count; ++j) most_w = std::max(most_w, p.w.phase[j].taps);
   const double across =
       static_cast<double>(count(width, columns) * count(p.to_channels, channels) * p.groups) * p.n;
   const double loads = tile_taps * across * 1024 * most_w * p.from_channels / 1e9;
@@ -135,11 +133,9 @@ struct DepthwisePlanes {
 
 /// Depthwise kernels: images, and products with as many taps as the phase that has most.
 inline Terms of_depthwise_map(const ConvCall& c, const Plan& p) {
-  int most_h = 0, most_w = 0;
-  for (int i = 0; i < p.h.count; ++i) most_h = std::max(most_h, p.h.phase[i].taps);
-  for (int j = 0; j < p.w.count; ++j) most_w = std::max(most_w, p.w.phase[j].taps);
   const Shape to = p.is_transposed ? c.g.y_shape() : c.g.x_shape();
-  const double products = static_cast<double>(to.count()) * most_h * most_w * p.from_channels / 1e9;
+  const double products =
+      static_cast<double>(to.count()) * p.h.most_taps() * p.w.most_taps() * p.from_channels / 1e9;
   const DepthwisePlanes planes(c.g);
   return {1,
           images_moved(c, p.is_transposed),
