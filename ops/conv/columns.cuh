@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv/conv_axis32.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
 #include <tapedeck/core/launch.cuh>
 
@@ -57,19 +58,6 @@ struct LineTiles {
   std::int64_t tiles, blocks;
   int lines_of_block;
   dim3 block;
-};
-
-/// An axis in 32 bits (conv_gemm::positions_fit()).
-struct ConvAxis32 {
-  ConvAxis32() = default;
-  explicit ConvAxis32(const ConvAxis& a)
-      : in(static_cast<int>(a.in)),
-        out(static_cast<int>(a.out)),
-        kernel(static_cast<int>(a.kernel)),
-        stride(static_cast<int>(a.stride)),
-        padding(static_cast<int>(a.padding)),
-        dilation(static_cast<int>(a.dilation)) {}
-  int in = 1, out = 1, kernel = 1, stride = 1, padding = 0, dilation = 1;
 };
 
 }  // namespace tapedeck::cu

@@ -175,6 +175,8 @@ bool direct_fits(const ConvTranspose2dGeometry& g) {
 void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to) {
   if (thin_fits(g, to.dtype(), from.layout(), to.layout())) return thin(g, transposed, from, w, bias, to);
+  if (!transposed && direct_plain_fits(g, to.dtype(), from.layout()))
+    return direct_plain(g, from, w, bias, to);
   const DeviceScope scope(to.device());
   DirectArguments call{};
   call.plan = Plan(g, transposed, static_cast<int>(size_of(to.dtype())));

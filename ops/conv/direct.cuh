@@ -12,6 +12,12 @@ bool direct_fits(const ConvTranspose2dGeometry& g);
 void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
             const Tensor& bias, const Tensor& to);
 
+/// Whether direct_plain() can compute a call that direct() can.
+bool direct_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from);
+/// The same for conv2d from y to x, whose y is nchw. direct_plain.cu.
+void direct_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                  const Tensor& x);
+
 /// Whether direct_weight_grad() can compute a call.
 bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g);
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);

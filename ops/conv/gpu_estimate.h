@@ -18,6 +18,7 @@
 
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/direct_choice.h>
+#include <tapedeck/ops/conv/direct_plain.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -90,9 +91,28 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   return t;
 }
 
+/// conv2d by direct kernels: products, loads, which meet more cache lines the larger the stride, and weights
+/// that blocks of threads bring; and what a thread does in all turns of blocks.
+inline Terms of_direct_plain(const ConvCall& c) {
+  const conv_direct::PlainTiles tiles(c.g, c.g.n);
+  const double blocks = static_cast<double>(tiles.blocks * c.g.groups),
+               steps = static_cast<double>(tiles.whole(tiles.of_split)) * tiles.padded_taps,
+               loads = blocks * conv_direct::kPlainThreads * tiles.pixels * steps / 1e9;
+  const auto bytes = static_cast<double>(c.g.w.stride * c.operands.element_bytes);
+  return {1,
+          loads * tiles.channels,
+          loads,
+          loads * bytes,
+          images_moved(c, false),
+          images_moved(c, true),
+          std::ceil(blocks / 264) * steps / 1e3,
+          blocks * static_cast<double>(c.g.group_co()) * tiles.weights_of_channel() / 1e6};
+}
+
 /// Direct kernels: what threads load and multiply, of whole blocks of threads; and the turns of blocks.
 inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed;
+  if (!transposed && c.layout == Layout::nchw) return of_direct_plain(c);
   const int channels = p.to_channels == 1 ? 1 : p.to_channels <= 4 ? 4 : p.to_channels <= 8 ? 8 : 16;
   const std::int64_t width = transposed ? c.g.w.out : c.g.w.in;
   std::int64_t columns = 32;

@@ -1,0 +1,305 @@
+// conv2d of nchw images, x's gradient, by direct kernels: for few channels of x that meet many of y, or
+// little work a byte. Which thread has what: direct_plain.h.
+//
+//   x[n, ci, pixel] = bias[ci] + sum over co and taps: w[ci, co, tap] * y[n, co, what the tap reaches]
+//
+//           4 taps of a channel of y, 1 to 4 pixels --global, first-level cache--> registers --+
+//   weights [channel][tap][tile] --shared memory, the same for all threads of a warp-----------+--> sums
+//
+// Each element that is read is multiplied by the weights of a tile of channels. Taps of a row, one after the
+// other, find their cache lines in the first-level cache: all of a channel's taps come before the next
+// channel, since strided rows of all channels would not stay. Which taps are inside of the image are bits of
+// a number for each pixel. Where pixels are few, rows of a block's threads share the channels of y, so that
+// an input's gradient of 16,000 pixels has enough threads; rows of the image that no tap reaches are not
+// read.
+#include <tapedeck/ops/conv/direct_plain.h>
+
+#include <bit>
+
+#include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/direct.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+using conv_direct::kAtOnce;
+using conv_direct::kPlainThreads;
+using conv_direct::PlainPlan;
+using conv_direct::PlainTiles;
+using conv_gemm::Divider;
+
+struct DirectPlainArguments {
+  PlainPlan plan;
+  const void *from, *w, *bias;
+  void* to;
+  std::uint32_t offsets[conv_direct::kMostTaps];  // of taps, in `from`, in bytes
+  int taps_at_once, padded_taps;
+  int splits, lanes, of_split, chunk;
+  Divider by_tiles, by_lanes, by_taps, by_chunk;
+};
+
+/// The element at `from` if it `exists`, else 0; without a branch, which would have loads wait for each
+/// other.
+__device__ __forceinline__ float load_if(bool exists, const float* from) {
+  float value;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1]; }"
+               : "=f"(value)
+               : "l"(from), "r"(static_cast<int>(exists)));
+  return value;
+}
+template <class T>
+__device__ __forceinline__ float load_if(bool exists, const T* from) {
+  std::uint16_t bits;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.b16 %0, [%1]; }"
+               : "=h"(bits)
+               : "l"(from), "r"(static_cast<int>(exists)));
+  return convert<float>(std::bit_cast<T>(bits));
+}
+
+template <class T, int kChannels, int kPixels>
+class DirectPlain {
+ public:
+  __device__ DirectPlain(const DirectPlainArguments& call, float* shared)
+      : call_(call),
+        shared_(shared),
+        // The same for all threads of a warp, as lanes are whole warps.
+        split_(__shfl_sync(~0u, call.by_lanes.divide(threadIdx.x), 0)),
+        lane_(call.by_lanes.modulo(threadIdx.x, split_)),
+        group_(blockIdx.y) {
+    const int block = call.by_tiles.divide(blockIdx.x);
+    first_channel_ = call.by_tiles.modulo(blockIdx.x, block) * kChannels;
+    first_pixel_ = block * call.lanes * kPixels + lane_;
+  }
+
+  __device__ void run() {
+    const PlainPlan& p = call_.plan;
+    std::int64_t offsets[kPixels];
+    std::uint64_t taps[kPixels];
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) {
+      const PlainPlan::Reads reads = p.reads_of(first_pixel_ + i * call_.lanes);
+      offsets[i] = reads.offset, taps[i] = reads.taps;
+    }
+    await_previous();
+    float sums[kPixels][kChannels] = {};
+    for (int begin = 0; begin < call_.of_split; begin += call_.chunk) {
+      if (begin > 0) __syncthreads();
+      load_weights(begin);
+      __syncthreads();
+      const int first = split_ * call_.of_split + begin,
+                channels = min(min(call_.chunk, call_.of_split - begin), p.from_channels - first);
+      const T* const from =
+          static_cast<const T*>(call_.from) + (std::int64_t{group_} * p.from_channels + first) * p.from.c;
+      const char* at[kPixels];
+#pragma unroll
+      for (int i = 0; i < kPixels; ++i) at[i] = reinterpret_cast<const char*>(from + offsets[i]);
+      if (call_.taps_at_once == kAtOnce) {
+        multiply<kAtOnce>(at, channels, taps, sums);
+      } else if (call_.taps_at_once == 2) {
+        multiply<2>(at, channels, taps, sums);
+      } else {
+        multiply<1>(at, channels, taps, sums);
+      }
+    }
+    if (call_.splits == 1) {
+#pragma unroll
+      for (int i = 0; i < kPixels; ++i) {
+        const std::int64_t to = p.result_of(first_pixel_ + i * call_.lanes);
+#pragma unroll
+        for (int m = 0; m < kChannels; ++m) write(to, m, sums[i][m]);
+      }
+    } else {
+      add_splits(sums);
+    }
+  }
+
+ private:
+  // Weights that one instruction reads. When they are brought, threads beside each other have so many of a
+  // tap: few meet in a bank, and few sectors are read in parts.
+  static constexpr int kNear = kChannels < 4 ? kChannels : 4;
+  using Near = Pack<float, kNear>;
+
+  /// The weights of all splits' channels from `begin` on: [split][channel][tap][channel of the tile], zeros
+  /// where there are none.
+  __device__ void load_weights(int begin) const {
+    const PlainPlan& p = call_.plan;
+    const int all = call_.splits * call_.chunk * call_.padded_taps * kChannels;
+    for (int i = threadIdx.x; i < all; i += kPlainThreads) {
+      const int of_tap = i / kNear, row = call_.by_taps.divide(of_tap),
+                tap = call_.by_taps.modulo(of_tap, row), of_channel = call_.by_chunk.divide(row),
+                c = call_.by_chunk.modulo(row, of_channel), far = of_channel / call_.splits,
+                split = of_channel - far * call_.splits, m = far * kNear + i % kNear;
+      const int channel = split * call_.of_split + begin + c, to = first_channel_ + m;
+      const bool exists =
+          begin + c < call_.of_split && channel < p.from_channels && to < p.to_channels && tap < p.taps;
+      const int at = ((group_ * p.to_channels + to) * p.from_channels + channel) * p.taps + tap;
+      shared_[((split * call_.chunk + c) * call_.padded_taps + tap) * kChannels + m] =
+          exists ? convert<float>(static_cast<const T*>(call_.w)[at]) : 0.0f;
+    }
+  }
+
+  /// Adds the products of so many channels, of which the first one's tap 0 is `at`; kTaps at once, of kAtOnce
+  /// / kTaps channels.
+  template <int kTaps>
+  __device__ __forceinline__ void multiply(const char* (&at)[kPixels], int channels,
+                                           const std::uint64_t (&taps)[kPixels],
+                                           float (&sums)[kPixels][kChannels]) const {
+    const std::int64_t plane = call_.plan.from.c * std::int64_t{sizeof(T)};
+    const Near* weights = reinterpret_cast<const Near*>(shared_) +
+                          split_ * call_.chunk * call_.padded_taps * (kChannels / kNear);
+    constexpr int kOfChannels = kAtOnce / kTaps;
+#pragma unroll 1
+    for (int c = 0; c < channels; c += kOfChannels) {
+      std::uint64_t left[kPixels];
+#pragma unroll
+      for (int i = 0; i < kPixels; ++i) left[i] = taps[i];
+#pragma unroll 1
+      for (int tap = 0; tap < call_.padded_taps; tap += kTaps) {
+        float values[kAtOnce][kPixels];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int of_channel = j / kTaps, of_tap = j % kTaps;
+          const std::uint32_t offset = call_.offsets[tap + of_tap];
+          const bool exists = kOfChannels == 1 || c + of_channel < channels;
+#pragma unroll
+          for (int i = 0; i < kPixels; ++i)
+            values[j][i] = load_if(exists && (left[i] >> of_tap & 1) != 0,
+                                   reinterpret_cast<const T*>(at[i] + of_channel * plane + offset));
+        }
+#pragma unroll
+        for (int i = 0; i < kPixels; ++i) left[i] >>= kTaps;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const Near* const of_tap =
+              weights + ((j / kTaps) * call_.padded_taps + tap + j % kTaps) * (kChannels / kNear);
+#pragma unroll
+          for (int far = 0; far < kChannels / kNear; ++far) {
+            const Near weight = of_tap[far];
+#pragma unroll
+            for (int i = 0; i < kPixels; ++i)
+#pragma unroll
+              for (int m = 0; m < kNear; ++m) sums[i][far * kNear + m] += values[j][i] * weight.values[m];
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kPixels; ++i) at[i] += kOfChannels * plane;
+      weights += kOfChannels * call_.padded_taps * (kChannels / kNear);
+    }
+  }
+
+  /// Adds the sums of a lane's splits, in their order; each of these does it for some channels.
+  __device__ __forceinline__ void add_splits(const float (&sums)[kPixels][kChannels]) const {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i)
+#pragma unroll
+      for (int m = 0; m < kChannels; ++m)
+        shared_[(m * kPixels + i) * kPlainThreads + threadIdx.x] = sums[i][m];
+    __syncthreads();
+    for (int r = split_; r < kChannels * kPixels; r += call_.splits) {
+      const int m = r / kPixels, i = r % kPixels;
+      float sum = 0;
+      for (int s = 0; s < call_.splits; ++s) sum += shared_[r * kPlainThreads + s * call_.lanes + lane_];
+      write(call_.plan.result_of(first_pixel_ + i * call_.lanes), m, sum);
+    }
+  }
+
+  __device__ __forceinline__ void write(std::int64_t to, int m, float sum) const {
+    const PlainPlan& p = call_.plan;
+    if (to < 0 || first_channel_ + m >= p.to_channels) return;
+    const std::int64_t channel = std::int64_t{group_} * p.to_channels + first_channel_ + m;
+    if (call_.bias != nullptr) sum += convert<float>(static_cast<const T*>(call_.bias)[channel]);
+    static_cast<T*>(call_.to)[to + channel * p.to.c] = convert<T>(sum);
+  }
+
+  const DirectPlainArguments& call_;
+  float* const shared_;
+  const int split_, lane_, group_;
+  int first_channel_, first_pixel_;
+};
+
+template <class T, int kChannels, int kPixels>
+__global__ void __launch_bounds__(kPlainThreads, kChannels* kPixels <= 8 ? 3 : 2)
+    direct_plain_kernel(const __grid_constant__ DirectPlainArguments call) {
+  extern __shared__ uint4 shared[];
+  DirectPlain<T, kChannels, kPixels>(call, reinterpret_cast<float*>(shared)).run();
+}
+
+template <class T>
+void launch(const PlainTiles& tiles, std::int64_t groups, Device device, const DirectPlainArguments& call) {
+  const dim3 grid(grid_size("conv", tiles.blocks), static_cast<unsigned>(groups));
+  const int shared = tiles.shared_elements() * static_cast<int>(sizeof(float));
+  const auto of_tile = [&]<int kChannels>() {
+    const auto of_pixels = [&]<int kPixels>() {
+      launch_kernel_with_shared("conv: direct", device, direct_plain_kernel<T, kChannels, kPixels>, grid,
+                                dim3(kPlainThreads), shared, call);
+    };
+    if constexpr (kChannels <= conv_direct::kMostOfFour) {
+      if (tiles.pixels == 4) return of_pixels.template operator()<4>();
+    }
+    of_pixels.template operator()<2>();
+  };
+  switch (tiles.channels) {
+    case 1:
+      return of_tile.template operator()<1>();
+    case 2:
+      return of_tile.template operator()<2>();
+    case 4:
+      return of_tile.template operator()<4>();
+    case 8:
+      return of_tile.template operator()<8>();
+    case 12:
+      return of_tile.template operator()<12>();
+    default:
+      return of_tile.template operator()<16>();
+  }
+}
+
+}  // namespace
+
+bool direct_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from) {
+  const std::int64_t farthest = g.h.dilation * (g.h.kernel - 1) * g.w.out + g.w.dilation * (g.w.kernel - 1);
+  return dtype != DType::float64 && from == Layout::nchw && PlainPlan::images_at_once(g) > 0 &&
+         farthest < std::int64_t{1} << 30;
+}
+
+void direct_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
+                  const Tensor& x) {
+  const std::int64_t most = PlainPlan::images_at_once(g);
+  for (std::int64_t image = 0; image < g.n; image += most) {
+    const std::int64_t images = std::min(most, g.n - image);
+    const PlainTiles tiles(g, images);
+    DirectPlainArguments call{};
+    call.plan = PlainPlan(g, images);
+    call.plan.from = conv_gemm::ImageStrides(y.strides());
+    call.plan.to = conv_gemm::ImageStrides(x.strides());
+    const auto at = [&](const Tensor& t) {
+      return static_cast<char*>(t.raw()) +
+             image * t.strides()[0] * static_cast<std::int64_t>(size_of(t.dtype()));
+    };
+    call.from = at(y), call.to = at(x), call.w = w.raw();
+    call.bias = bias.defined() ? bias.raw() : nullptr;
+    for (int tap = 0; tap < call.plan.taps; ++tap)
+      call.offsets[tap] = call.plan.offset_of(tap) * static_cast<std::uint32_t>(size_of(x.dtype()));
+    call.taps_at_once = tiles.taps_at_once, call.padded_taps = tiles.padded_taps;
+    call.splits = tiles.splits, call.lanes = tiles.lanes;
+    call.of_split = tiles.of_split, call.chunk = tiles.chunk;
+    call.by_tiles = Divider(tiles.tiles), call.by_lanes = Divider(tiles.lanes);
+    call.by_taps = Divider(tiles.padded_taps), call.by_chunk = Divider(tiles.chunk);
+    switch (x.dtype()) {
+      case DType::float32:
+        launch<float>(tiles, g.groups, x.device(), call);
+        break;
+      case DType::bfloat16:
+        launch<bfloat16>(tiles, g.groups, x.device(), call);
+        break;
+      default:
+        launch<float16>(tiles, g.groups, x.device(), call);
+    }
+  }
+}
+
+}  // namespace tapedeck::cu

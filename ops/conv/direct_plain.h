@@ -1,0 +1,138 @@
+// conv2d by direct kernels (direct_plain.cu): which thread has which results, and what these read. Host
+// arithmetic, for the kernel, tests and estimates.
+//
+// A block's threads are `splits` rows of `lanes`. A lane has some results, `lanes` apart in the
+// order of images, rows and columns, and of each a tile of channels of `to`. A row of threads reads its share
+// of the channels of `from`, and the rows' sums are added in their order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <tapedeck/ops/conv/conv_axis32.h>
+#include <tapedeck/ops/conv/gemm_plan.h>
+
+namespace tapedeck::conv_direct {
+
+using conv_gemm::count;
+
+inline constexpr int kPlainThreads = 256, kMostSplits = 8;
+inline constexpr int kMostTaps = 64;  // bits of PlainPlan::Reads
+inline constexpr int kAtOnce = 4;     // taps, or channels where there are fewer taps, that are read at once
+inline constexpr int kChannelTiles[] = {1, 2, 4, 8, 12, 16};
+
+inline constexpr int kMostOfFour = 8;  // channels of which a thread may have those of four pixels
+
+/// How threads share the results of so many images.
+struct PlainTiles {
+  PlainTiles(const ConvTranspose2dGeometry& g, std::int64_t images) {
+    const std::int64_t to = g.group_ci(), from = g.group_co(), taps = g.h.kernel * g.w.kernel;
+    std::int64_t least = 0;
+    for (const int size : kChannelTiles) {
+      // Products with a read, and about what it takes beside them.
+      const std::int64_t of_size = count(to, size), effort = of_size * (size + 4);
+      if (channels == 0 || effort < least) channels = size, tiles = static_cast<int>(of_size), least = effort;
+    }
+    taps_at_once = static_cast<int>(std::min<std::int64_t>(taps, 2));
+    if (taps > 2) taps_at_once = kAtOnce;
+    padded_taps = static_cast<int>(count(taps, taps_at_once)) * taps_at_once;
+    const std::int64_t all = images * g.h.in * g.w.in;
+    const auto blocks_of = [&](std::int64_t of_block) { return count(all, of_block) * tiles; };
+    if (channels <= kMostOfFour && blocks_of(kPlainThreads * 4) * g.groups >= kBusyBlocks) pixels = 4;
+    while (splits < kMostSplits && splits < from &&
+           blocks_of(kPlainThreads / splits * pixels) * g.groups < kBusyBlocks)
+      splits *= 2;
+    lanes = kPlainThreads / splits;
+    blocks = blocks_of(std::int64_t{lanes} * pixels);
+    of_split = static_cast<int>(count(from, splits));
+    chunk = std::clamp(kMostWeights / (splits * weights_of_channel()), 1, whole(of_split));
+    chunk = whole(chunk);
+  }
+  /// Channels that are read at once.
+  int channels_at_once() const { return kAtOnce / taps_at_once; }
+  int whole(int of) const { return static_cast<int>(count(of, channels_at_once())) * channels_at_once(); }
+  int weights_of_channel() const { return padded_taps * channels; }
+  /// In shared memory: weights, and then sums of splits.
+  int shared_elements() const {
+    const int sums = splits > 1 ? kPlainThreads * channels * pixels : 0;
+    return std::max(splits * chunk * weights_of_channel(), sums);
+  }
+
+  static constexpr std::int64_t kBusyBlocks = 132 * 3;  // which an H100 runs at once, or two thirds
+  static constexpr int kMostWeights = 4096;
+  int channels = 0, tiles = 0;  // of `to`: of a thread, and how many such tiles there are
+  int pixels = 2;               // of a thread
+  int taps_at_once = 1, padded_taps = 1;
+  int splits = 1, lanes = kPlainThreads;
+  std::int64_t blocks = 0;  // of a group
+  int of_split = 1;         // channels of `from`, of which the last split may have fewer
+  int chunk = 1;            // of these, whose weights are in shared memory at once
+};
+
+/// What threads compute: conv2d from y to x, of some images.
+struct PlainPlan {
+  PlainPlan() = default;
+  explicit PlainPlan(const ConvTranspose2dGeometry& g, std::int64_t images)
+      : h(g.h),
+        w(g.w),
+        pixels(static_cast<int>(images * g.h.in * g.w.in)),
+        taps(static_cast<int>(g.h.kernel * g.w.kernel)),
+        from_channels(static_cast<int>(g.group_co())),
+        to_channels(static_cast<int>(g.group_ci())),
+        by_plane(g.h.in * g.w.in),
+        by_width(g.w.in) {}
+
+  /// What result `at` reads: taps that are inside of the image, bits by the kernel's rows, each from
+  /// `offset` + offset_of(tap) in the first channel.
+  struct Reads {
+    std::int64_t offset = 0;
+    std::uint64_t taps = 0;
+  };
+  TAPEDECK_HD Reads reads_of(int at) const {
+    Reads reads;
+    if (at >= pixels) return reads;
+    const Place p = place_of(at);
+    reads.offset = p.image * from.n + std::int64_t{p.row * h.stride - h.padding} * from.h +
+                   std::int64_t{p.column * w.stride - w.padding} * from.w;
+    std::uint64_t of_row = 0;
+    for (int k = 0; k < w.kernel; ++k) of_row |= std::uint64_t{is_inside(w, p.column, k)} << k;
+    for (int k = 0; k < h.kernel; ++k)
+      if (is_inside(h, p.row, k)) reads.taps |= of_row << (k * w.kernel);
+    return reads;
+  }
+  std::uint32_t offset_of(int tap) const {
+    const int kh = tap / w.kernel, kw = tap - kh * w.kernel;
+    return static_cast<std::uint32_t>(std::int64_t{kh * h.dilation} * from.h +
+                                      std::int64_t{kw * w.dilation} * from.w);
+  }
+  /// Where result `at` is written, of the first channel; -1 for none.
+  TAPEDECK_HD std::int64_t result_of(int at) const {
+    if (at >= pixels) return -1;
+    const Place p = place_of(at);
+    return p.image * to.n + std::int64_t{p.row} * to.h + std::int64_t{p.column} * to.w;
+  }
+  /// How many images can be computed at once, of which results are numbers of 32 bits.
+  static std::int64_t images_at_once(const ConvTranspose2dGeometry& g) {
+    return std::min(g.n, (std::int64_t{1} << 30) / (g.h.in * g.w.in));
+  }
+  ConvAxis32 h, w;
+  int pixels = 0, taps = 0, from_channels = 0, to_channels = 0;  // channels of a group
+  conv_gemm::Divider by_plane, by_width;
+  conv_gemm::ImageStrides from, to;
+
+ private:
+  struct Place {
+    std::int64_t image;
+    int row, column;
+  };
+  TAPEDECK_HD Place place_of(int at) const {
+    const int image = by_plane.divide(at), pixel = by_plane.modulo(at, image), row = by_width.divide(pixel);
+    return {image, row, by_width.modulo(pixel, row)};
+  }
+  TAPEDECK_HD static bool is_inside(const ConvAxis32& a, int result, int tap) {
+    const int at = result * a.stride - a.padding + tap * a.dilation;
+    return at >= 0 && at < a.out;
+  }
+};
+
+}  // namespace tapedeck::conv_direct

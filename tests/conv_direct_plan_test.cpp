@@ -1,0 +1,126 @@
+// conv2d by direct kernels without a GPU: what its threads compute from conv_direct::PlainPlan and
+// PlainTiles, in plain loops, against the definition.
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <tapedeck/ops/conv/direct_plain.h>
+
+#include "conv_geometry.h"
+
+namespace tapedeck::test {
+namespace {
+
+using namespace conv_direct;
+using testing::ElementsAre;
+
+/// How a case is shared among threads.
+struct Sharing {
+  std::set<int> channels, splits, taps_at_once;
+};
+
+void check(const ConvCase& c, ConvRandom& random, Sharing& seen) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  const PlainTiles tiles(g, c.n);
+  PlainPlan plan(g, c.n);
+  const auto strides = [](std::int64_t channels, std::int64_t h, std::int64_t w) {
+    return conv_gemm::ImageStrides(channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1);
+  };
+  plan.from = strides(c.co, c.out(0), c.out(1));
+  plan.to = strides(c.ci, c.in[0], c.in[1]);
+  const Values y = random.integers(c.y_count()), w = random.integers(c.w_count()),
+               expected = define_x(c, y, w);
+  Values x(expected.size(), 0.0);
+  std::vector<int> written(expected.size(), 0);
+
+  EXPECT_EQ(tiles.lanes * tiles.splits, kPlainThreads);
+  EXPECT_EQ(tiles.lanes % 32, 0);
+  EXPECT_EQ(tiles.chunk % tiles.channels_at_once(), 0);
+  EXPECT_LE(tiles.shared_elements() * 4, 48 << 10);
+  for (std::int64_t group = 0; group < c.groups; ++group)
+    for (std::int64_t block = 0; block < tiles.blocks; ++block)
+      for (int lane = 0; lane < tiles.lanes; ++lane)
+        for (int i = 0; i < tiles.pixels; ++i) {
+          const int at = static_cast<int>(block / tiles.tiles) * tiles.lanes * tiles.pixels +
+                         i * tiles.lanes + lane,
+                    first = static_cast<int>(block % tiles.tiles) * tiles.channels;
+          const PlainPlan::Reads reads = plan.reads_of(at);
+          const std::int64_t to = plan.result_of(at);
+          if (to < 0) {
+            EXPECT_EQ(reads.taps, 0U);
+            continue;
+          }
+          for (int m = first; m < std::min(first + tiles.channels, plan.to_channels); ++m) {
+            double sum = 0;
+            for (int split = 0; split < tiles.splits; ++split)
+              for (int k = 0; k < tiles.of_split; ++k) {
+                const int channel = split * tiles.of_split + k;
+                if (channel >= plan.from_channels) continue;
+                const std::int64_t of_channel =
+                                       reads.offset + (group * plan.from_channels + channel) * plan.from.c,
+                                   plane = of_channel - reads.offset + at / (c.in[0] * c.in[1]) * plan.from.n;
+                for (int tap = 0; tap < tiles.padded_taps; ++tap) {
+                  if ((reads.taps >> tap & 1) == 0) continue;
+                  EXPECT_LT(tap, plan.taps);
+                  const std::int64_t from = of_channel + plan.offset_of(tap);
+                  EXPECT_GE(from, plane);
+                  EXPECT_LT(from, plane + plan.from.c);
+                  const std::int64_t weight =
+                      ((group * plan.to_channels + m) * plan.from_channels + channel) * plan.taps + tap;
+                  sum += y[static_cast<std::size_t>(from)] * w[static_cast<std::size_t>(weight)];
+                }
+              }
+            const auto result = static_cast<std::size_t>(to + (group * plan.to_channels + m) * plan.to.c);
+            x[result] = sum;
+            ++written[result];
+          }
+        }
+  EXPECT_EQ(x, expected);
+  EXPECT_EQ(written, std::vector<int>(expected.size(), 1));
+  seen.channels.insert(tiles.channels);
+  seen.splits.insert(tiles.splits);
+  seen.taps_at_once.insert(tiles.taps_at_once);
+}
+
+Sharing sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
+  ConvRandom random(seed);
+  Sharing seen;
+  for (int i = 0; i < cases; ++i) {
+    const ConvCase c = random.conv_case(size, channels);
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
+    check(c, random, seen);
+    if (::testing::Test::HasFailure()) break;
+  }
+  return seen;
+}
+
+TEST(ConvDirectPlan, AtTheEdges) {
+  EXPECT_THAT(sweep(41, 1000, 6, 3).taps_at_once, ElementsAre(1, 2, 4));
+}
+TEST(ConvDirectPlan, WithManyChannels) {
+  const Sharing seen = sweep(42, 100, 8, 40);
+  EXPECT_THAT(seen.channels, ElementsAre(1, 2, 4, 8, 12, 16));
+  EXPECT_THAT(seen.splits, ElementsAre(1, 2, 4, 8));
+}
+
+// Of one geometry with more and more images and channels, until blocks of threads are busy without splits.
+TEST(ConvDirectPlan, SharesChannelsWherePixelsAreFew) {
+  const auto tiles = [](std::int64_t images, std::int64_t to, std::int64_t from, std::int64_t kernel) {
+    const ConvAxis axis{.in = 32, .out = 32 + kernel - 1, .kernel = kernel};
+    return PlainTiles({.n = images, .ci = to, .co = from, .groups = 1, .h = axis, .w = axis}, images);
+  };
+  EXPECT_EQ(tiles(1, 3, 33, 3).splits, 8);
+  EXPECT_EQ(tiles(1, 3, 3, 3).splits, 4);
+  EXPECT_EQ(tiles(1, 3, 1, 3).splits, 1);
+  EXPECT_EQ(tiles(500, 3, 33, 3).splits, 1);
+  EXPECT_EQ(tiles(500, 3, 33, 3).pixels, 4);
+  EXPECT_EQ(tiles(1, 3, 33, 3).pixels, 2);
+  EXPECT_EQ(tiles(500, 16, 33, 3).pixels, 2);
+  EXPECT_EQ(tiles(500, 17, 33, 3).channels, 12);
+  EXPECT_EQ(tiles(500, 17, 33, 3).tiles, 2);
+  EXPECT_EQ(tiles(500, 3, 33, 1).taps_at_once, 1);
+}
+
+}  // namespace
+}  // namespace tapedeck::test
