@@ -37,13 +37,15 @@ struct PlainTiles {
     if (taps > 2) taps_at_once = kAtOnce;
     padded_taps = static_cast<int>(count(taps, taps_at_once)) * taps_at_once;
     const std::int64_t all = images * g.h.in * g.w.in;
-    const auto blocks_of = [&](std::int64_t of_block) { return count(all, of_block) * tiles; };
-    if (channels <= kMostOfFour && blocks_of(kPlainThreads * 4) * g.groups >= kBusyBlocks) pixels = 4;
-    while (splits < kMostSplits && splits < from &&
-           blocks_of(kPlainThreads / splits * pixels) * g.groups < kBusyBlocks)
-      splits *= 2;
+    const auto is_busy = [&](std::int64_t of_block) {
+      return count(all, of_block) * tiles * g.groups >= kBusyBlocks;
+    };
+    // Of one channel to four splits are better than fewer pixels, of more they are not.
+    const int most_splits = static_cast<int>(std::min<std::int64_t>(kMostSplits, from));
+    if (channels <= kMostOfFour && is_busy(kPlainThreads / (channels <= 4 ? most_splits : 1) * 4)) pixels = 4;
+    while (splits < most_splits && !is_busy(kPlainThreads / splits * pixels)) splits *= 2;
     lanes = kPlainThreads / splits;
-    blocks = blocks_of(std::int64_t{lanes} * pixels);
+    blocks = count(all, std::int64_t{lanes} * pixels) * tiles;
     of_split = static_cast<int>(count(from, splits));
     chunk = std::clamp(kMostWeights / (splits * weights_of_channel()), 1, whole(of_split));
     chunk = whole(chunk);

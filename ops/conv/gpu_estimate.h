@@ -91,18 +91,21 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   return t;
 }
 
-/// conv2d by direct kernels: products, loads, which meet more cache lines the larger the stride, and weights
+/// conv2d of nchw images by direct kernels: products, loads, the cache lines that these meet, and weights
 /// that blocks of threads bring; and what a thread does in all turns of blocks.
 inline Terms of_direct_plain(const ConvCall& c) {
+  // More the larger the stride, and where rows of x are short.
+  const double columns = static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)),
+               of_row = columns * static_cast<double>(c.g.w.stride * c.operands.element_bytes) / 128,
+               lines = std::min(32.0, std::max(1.0, of_row) * 32 / columns);
   const conv_direct::PlainTiles tiles(c.g, c.g.n);
   const double blocks = static_cast<double>(tiles.blocks * c.g.groups),
                steps = static_cast<double>(tiles.whole(tiles.of_split)) * tiles.padded_taps,
                loads = blocks * conv_direct::kPlainThreads * tiles.pixels * steps / 1e9;
-  const auto bytes = static_cast<double>(c.g.w.stride * c.operands.element_bytes);
   return {1,
           loads * tiles.channels,
           loads,
-          loads * bytes,
+          loads * lines,
           images_moved(c, false),
           images_moved(c, true),
           std::ceil(blocks / 264) * steps / 1e3,
@@ -129,11 +132,15 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
       static_cast<double>(count(width, columns) * count(p.to_channels, channels) * p.groups) * p.n;
   const double loads = tile_taps * across * 1024 * most_w * p.from_channels / 1e9;
   const double turns = std::ceil(tiles * across / 264) * p.from_channels * most_h * most_w / 1e3;
-  const double stride = transposed ? 1 : static_cast<double>(std::min<std::int64_t>(c.g.w.stride, 4));
+  // Cache lines that a warp's load meets, with all channels between neighbouring results if these are last.
+  const auto stride = static_cast<double>(c.g.w.stride);
+  const double apart = (transposed ? 1 / stride : stride) * c.operands.element_bytes *
+                       (c.layout == Layout::nhwc ? p.from_channels * p.groups : 1),
+               lines = std::clamp(apart / 4, 1.0, 32.0);
   return {1,
           loads * channels,
           loads,
-          loads * stride,
+          loads * lines,
           images_moved(c, transposed),
           images_moved(c, !transposed),
           turns,
