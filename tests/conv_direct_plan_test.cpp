@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tapedeck/ops/conv/direct_grad_plan.h>
 #include <tapedeck/ops/conv/direct_plain.h>
 
 #include "conv_geometry.h"
@@ -15,18 +16,19 @@ namespace {
 using namespace conv_direct;
 using testing::ElementsAre;
 
-/// How a case is shared among threads.
+conv_gemm::ImageStrides strides(std::int64_t channels, std::int64_t h, std::int64_t w) {
+  return {channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1};
+}
+
+/// How cases are shared among threads.
 struct Sharing {
-  std::set<int> channels, splits, taps_at_once;
+  std::set<int> channels, splits, taps;
 };
 
-void check(const ConvCase& c, ConvRandom& random, Sharing& seen) {
+void check_plain(const ConvCase& c, ConvRandom& random, Sharing& seen) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   const PlainTiles tiles(g, c.n);
   PlainPlan plan(g, c.n);
-  const auto strides = [](std::int64_t channels, std::int64_t h, std::int64_t w) {
-    return conv_gemm::ImageStrides(channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1);
-  };
   plan.from = strides(c.co, c.out(0), c.out(1));
   plan.to = strides(c.ci, c.in[0], c.in[1]);
   const Values y = random.integers(c.y_count()), w = random.integers(c.w_count()),
@@ -80,10 +82,54 @@ void check(const ConvCase& c, ConvRandom& random, Sharing& seen) {
   EXPECT_EQ(written, std::vector<int>(expected.size(), 1));
   seen.channels.insert(tiles.channels);
   seen.splits.insert(tiles.splits);
-  seen.taps_at_once.insert(tiles.taps_at_once);
+  seen.taps.insert(tiles.taps_at_once);
 }
 
-Sharing sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels) {
+void check_grad(const ConvCase& c, ConvRandom& random, Sharing& seen) {
+  const ConvTranspose2dGeometry g = geometry_of(c);
+  const GradTiles tiles(g);
+  GradPlan plan(g, tiles);
+  plan.x = strides(c.ci, c.in[0], c.in[1]);
+  plan.y = strides(c.co, c.out(0), c.out(1));
+  const Values x = random.integers(c.x_count()), y = random.integers(c.y_count()),
+               expected = define_w(c, x, y);
+  Values w(expected.size(), 0.0);
+  std::vector<int> written(expected.size(), 0);
+  EXPECT_GE(tiles.splits * tiles.split_pixels, plan.pixels);
+  EXPECT_LT((tiles.splits - 1) * tiles.split_pixels, std::max(1, plan.pixels));
+  for (int block = 0; block < tiles.blocks; ++block) {
+    const GradPlan::Share share = plan.share_of(block);
+    for (int k = 0; k < tiles.sums.channels * tiles.sums.taps; ++k) {
+      const std::int64_t place = plan.place_of(share, k);
+      if (place < 0) continue;
+      const GradPlan::Tap tap = plan.tap(share.tap + k / tiles.sums.channels);
+      const std::int64_t channel = share.group * plan.ci + share.x + k % tiles.sums.channels;
+      double sum = 0;
+      for (int i = 0; i < plan.pixels; ++i) {
+        const GradPlan::Pixel pixel = plan.pixel(i);
+        if (!plan.reaches(pixel, tap)) continue;
+        const std::int64_t image = i / (c.in[0] * c.in[1]), of_x = channel * plan.x.c + pixel.x,
+                           of_y = share.y * plan.y.c + pixel.y + tap.offset,
+                           plane = image * plan.y.n + share.y * plan.y.c;
+        EXPECT_GE(of_y, plane);
+        EXPECT_LT(of_y, plane + plan.y.c);
+        sum += x[static_cast<std::size_t>(of_x)] * y[static_cast<std::size_t>(of_y)];
+      }
+      w[static_cast<std::size_t>(place)] = sum;
+      ++written[static_cast<std::size_t>(place)];
+    }
+    // Beyond the last tap threads read nothing.
+    EXPECT_FALSE(plan.reaches(plan.pixel(0), plan.tap(plan.taps)));
+  }
+  EXPECT_EQ(w, expected);
+  EXPECT_EQ(written, std::vector<int>(expected.size(), 1));
+  seen.channels.insert(tiles.sums.channels);
+  seen.splits.insert(static_cast<int>(tiles.splits));
+  seen.taps.insert(tiles.sums.taps);
+}
+
+template <class F>
+Sharing sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels, const F& check) {
   ConvRandom random(seed);
   Sharing seen;
   for (int i = 0; i < cases; ++i) {
@@ -96,10 +142,10 @@ Sharing sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t cha
 }
 
 TEST(ConvDirectPlan, AtTheEdges) {
-  EXPECT_THAT(sweep(41, 1000, 6, 3).taps_at_once, ElementsAre(1, 2, 4));
+  EXPECT_THAT(sweep(41, 1000, 6, 3, check_plain).taps, ElementsAre(1, 2, 4));
 }
 TEST(ConvDirectPlan, WithManyChannels) {
-  const Sharing seen = sweep(42, 100, 8, 40);
+  const Sharing seen = sweep(42, 100, 8, 40, check_plain);
   EXPECT_THAT(seen.channels, ElementsAre(1, 2, 4, 8, 12, 16));
   EXPECT_THAT(seen.splits, ElementsAre(1, 2, 4, 8));
 }
@@ -120,6 +166,25 @@ TEST(ConvDirectPlan, SharesChannelsWherePixelsAreFew) {
   EXPECT_EQ(tiles(500, 17, 33, 3).channels, 12);
   EXPECT_EQ(tiles(500, 17, 33, 3).tiles, 2);
   EXPECT_EQ(tiles(500, 3, 33, 1).taps_at_once, 1);
+}
+
+TEST(ConvDirectGradPlan, AtTheEdges) {
+  EXPECT_THAT(sweep(43, 1000, 6, 3, check_grad).taps, ElementsAre(4, 9, 16));
+}
+TEST(ConvDirectGradPlan, WithManyChannels) {
+  EXPECT_THAT(sweep(44, 150, 8, 40, check_grad).channels, ElementsAre(1, 2, 4, 8, 16));
+}
+
+// As many as keep multiprocessors busy, of enough pixels for each thread.
+TEST(ConvDirectGradPlan, SplitsPixels) {
+  const auto splits = [](std::int64_t images, std::int64_t co) {
+    const ConvAxis axis{.in = 32, .out = 34, .kernel = 3};
+    return GradTiles({.n = images, .ci = 3, .co = co, .groups = 1, .h = axis, .w = axis}).splits;
+  };
+  EXPECT_EQ(splits(1, 1), 1);
+  EXPECT_EQ(splits(64, 1), 64);
+  EXPECT_EQ(splits(64, 100), 11);
+  EXPECT_EQ(splits(64, 2000), 1);
 }
 
 }  // namespace

@@ -14,11 +14,10 @@
 // read.
 #include <tapedeck/ops/conv/direct_plain.h>
 
-#include <bit>
-
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
+#include <tapedeck/ops/conv/load_if.cuh>
 
 namespace tapedeck::cu {
 
@@ -39,24 +38,6 @@ struct DirectPlainArguments {
   int splits, lanes, of_split, chunk;
   Divider by_tiles, by_lanes, by_taps, by_chunk;
 };
-
-/// The element at `from` if it `exists`, else 0; without a branch, which would have loads wait for each
-/// other.
-__device__ __forceinline__ float load_if(bool exists, const float* from) {
-  float value;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1]; }"
-               : "=f"(value)
-               : "l"(from), "r"(static_cast<int>(exists)));
-  return value;
-}
-template <class T>
-__device__ __forceinline__ float load_if(bool exists, const T* from) {
-  std::uint16_t bits;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.b16 %0, [%1]; }"
-               : "=h"(bits)
-               : "l"(from), "r"(static_cast<int>(exists)));
-  return convert<float>(std::bit_cast<T>(bits));
-}
 
 template <class T, int kChannels, int kPixels>
 class DirectPlain {

@@ -1,14 +1,22 @@
-// The weight's gradient where groups have few channels: each block sums the products of one channel of x and
-// one of y over some of the images, all taps at once.
+// The weight's gradient by direct kernels, for few channels of x that meet one of y:
 //
-// Threads share the pixels of an image of x; their sums are added in a fixed order, and so are the blocks',
-// by a second kernel.
+//   w[ci, co, tap] = sum over images and pixels of x: x[n, ci, pixel] * y[n, co, what the tap reaches]
+//
+// A block has one channel of y, a tile of channels of x and a chunk of taps, and a split of all images'
+// pixels, which its threads share. A thread has the sums of all pairs of these channels and taps in registers
+// (direct_grad_plan.h): an element of y that it reads is multiplied by all of x's channels, and neighbouring
+// taps find their cache lines in the first-level cache. Sums of a warp's threads are added by exchanging
+// halves of them, so that in the end each thread has few; then those of warps, and of splits, by a second
+// kernel, all in a fixed order.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
-#include <tapedeck/ops/conv/direct_choice.h>
-#include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/conv/direct_grad_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
+#include <tapedeck/ops/conv/load_if.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
 
@@ -16,112 +24,124 @@ namespace tapedeck::cu {
 
 namespace {
 
-using conv_gemm::Divider;
+using conv_direct::GradPlan;
+using conv_direct::GradTiles;
+using conv_direct::kGradThreads;
 using conv_gemm::ImageStrides;
 
-constexpr int kBlock = conv_direct::kGradThreads, kWarps = kBlock / 32;
+constexpr int kWarps = kGradThreads / 32, kMostOfThread = 32;  // taps
 
 struct DirectWeightGradArguments {
+  GradPlan plan;
   const void *x, *y;
   void* parts;
-  ImageStrides x_strides, y_strides;
-  int n, ci, co, kernel_h, kernel_w;  // channels of a group
-  int in_h, in_w, out_h, out_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  int pairs, split_images;
-  Divider width;  // by in_w
+  int split_pixels;
+  std::int64_t count;  // of the weight
+  GradPlan::Tap taps[conv_direct::kMostGradTaps + kMostOfThread];
 };
 
-template <class T, int kTaps>
-__global__ void __launch_bounds__(kBlock)
-    direct_weight_grad_kernel(const __grid_constant__ DirectWeightGradArguments a) {
-  using V = accumulate_t<T>;
-  __shared__ V warps[kWarps][kTaps];
-  const int pair = blockIdx.x, ci = pair / a.co, co = ci / a.ci * a.co + pair % a.co;
-  const int begin = blockIdx.y * a.split_images, end = min(a.n, begin + a.split_images),
-            taps = a.kernel_h * a.kernel_w;
-  V sums[kTaps] = {};
-  for (int image = begin; image < end; ++image) {
-    const T* const x = static_cast<const T*>(a.x) + image * a.x_strides.n + ci * a.x_strides.c;
-    const T* const y = static_cast<const T*>(a.y) + image * a.y_strides.n + co * a.y_strides.c;
-    for (int i = threadIdx.x; i < a.in_h * a.in_w; i += kBlock) {
-      const int ih = a.width.divide(i), iw = a.width.modulo(i, ih);
-      const V value = convert<V>(x[ih * a.x_strides.h + iw * a.x_strides.w]);
-      const int oh = ih * a.stride_h - a.padding_h, ow = iw * a.stride_w - a.padding_w;
-      int kh = 0, kw = 0;
+/// Adds the first kCount sums of all threads of a warp: afterwards, kCount / 32 from `lane` times as many on
+/// are in the first of `sums`. Of two threads, kBit apart, one goes on with each half.
+template <int kCount, int kBit = 16, int kAll, class V>
+__device__ __forceinline__ void add_lanes(V (&sums)[kAll]) {
+  if constexpr (kBit > 0) {
+    const bool is_second = (threadIdx.x & kBit) != 0;
 #pragma unroll
-      for (int k = 0; k < kTaps; ++k) {
-        if (k < taps) {
-          const int h = oh + kh * a.dilation_h, w = ow + kw * a.dilation_w;
-          if (h >= 0 && h < a.out_h && w >= 0 && w < a.out_w) {
-            sums[k] += value * convert<V>(y[h * a.y_strides.h + w * a.y_strides.w]);
-          }
-          if (++kw == a.kernel_w) kw = 0, ++kh;
-        }
-      }
+    for (int i = 0; i < kCount / 2; ++i) {
+      const V mine = is_second ? sums[i + kCount / 2] : sums[i],
+              other = is_second ? sums[i] : sums[i + kCount / 2];
+      sums[i] = mine + __shfl_xor_sync(~0u, other, kBit);
     }
+    add_lanes<kCount / 2, kBit / 2>(sums);
   }
-#pragma unroll
-  for (int k = 0; k < kTaps; ++k) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sums[k] += __shfl_down_sync(0xffffffffu, sums[k], lanes);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32][k] = sums[k];
-  }
-  __syncthreads();
-  if (static_cast<int>(threadIdx.x) >= taps) return;
-  V sum = warps[0][threadIdx.x];
-#pragma unroll
-  for (int k = 1; k < kWarps; ++k) sum += warps[k][threadIdx.x];
-  static_cast<V*>(a.parts)[(static_cast<std::int64_t>(blockIdx.y) * a.pairs + pair) * taps + threadIdx.x] =
-      sum;
 }
 
-template <class T, int kTaps>
-void launch(DirectWeightGradArguments& a, const Tensor& w) {
+template <class T, int kChannels, int kTaps>
+__global__ void __launch_bounds__(kGradThreads)
+    direct_weight_grad_kernel(const __grid_constant__ DirectWeightGradArguments a) {
   using V = accumulate_t<T>;
-  const std::int64_t splits = ceil_div(a.n, a.split_images);
-  const Workspace<V> parts(w.device(), splits * w.count());
+  constexpr int kSums = kChannels * kTaps, kPadded = kSums <= 32 ? 32 : 64;
+  static_assert(kSums <= kPadded);
+  __shared__ V of_warps[kWarps][kPadded];
+  const GradPlan& p = a.plan;
+  const GradPlan::Share share = p.share_of(blockIdx.x);
+  const int begin = blockIdx.y * a.split_pixels, end = min(p.pixels, begin + a.split_pixels);
+  const T* const x = static_cast<const T*>(a.x) + (std::int64_t{share.group} * p.ci + share.x) * p.x.c;
+  const T* const y = static_cast<const T*>(a.y) + std::int64_t{share.y} * p.y.c;
+  await_previous();
+  V sums[kPadded] = {};
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kGradThreads) {
+    const GradPlan::Pixel pixel = p.pixel(i);
+    const T *const of_x = x + pixel.x, *const of_y = y + pixel.y;
+    V values[kChannels];
+#pragma unroll
+    for (int m = 0; m < kChannels; ++m)
+      values[m] = load_if(share.x + m < p.ci, of_x + std::int64_t{m} * p.x.c);
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k) {
+      const GradPlan::Tap& tap = a.taps[share.tap + k];
+      const V value = load_if(p.reaches(pixel, tap), of_y + tap.offset);
+#pragma unroll
+      for (int m = 0; m < kChannels; ++m) sums[k * kChannels + m] += value * values[m];
+    }
+  }
+  add_lanes<kPadded>(sums);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kPadded / 32; ++i) of_warps[warp][lane * (kPadded / 32) + i] = sums[i];
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) >= kSums) return;
+  const std::int64_t place = p.place_of(share, threadIdx.x);
+  if (place < 0) return;
+  V sum = of_warps[0][threadIdx.x];
+#pragma unroll
+  for (int k = 1; k < kWarps; ++k) sum += of_warps[k][threadIdx.x];
+  static_cast<V*>(a.parts)[std::int64_t{blockIdx.y} * a.count + place] = sum;
+}
+
+template <class T>
+void launch(const GradTiles& tiles, DirectWeightGradArguments& a, const Tensor& w) {
+  using V = accumulate_t<T>;
+  const Workspace<V> parts(w.device(), tiles.splits * w.count());
   a.parts = parts.data();
-  const dim3 grid(static_cast<unsigned>(a.pairs), static_cast<unsigned>(splits));
-  direct_weight_grad_kernel<T, kTaps><<<grid, kBlock, 0, stream_of(w.device())>>>(a);
-  check_launch("conv: direct weight gradient");
-  add_parts<T>(parts.data(), splits, w);
+  const dim3 grid(grid_size("conv", tiles.blocks), static_cast<unsigned>(tiles.splits));
+  const auto of_sums = [&]<int kChannels, int kTaps>() {
+    if (tiles.sums.channels == kChannels && tiles.sums.taps == kTaps)
+      launch_kernel("conv: direct weight gradient", w.device(),
+                    direct_weight_grad_kernel<T, kChannels, kTaps>, grid, dim3(kGradThreads), a);
+  };
+  [&]<std::size_t... kAt>(std::index_sequence<kAt...>) {
+    (of_sums.template operator()<conv_direct::kGradSums[kAt].channels, conv_direct::kGradSums[kAt].taps>(),
+     ...);
+  }
+  (std::make_index_sequence<std::size(conv_direct::kGradSums)>());
+  add_parts<T>(parts.data(), tiles.splits, w);
 }
 
 }  // namespace
 
 bool direct_weight_grad_fits(const ConvTranspose2dGeometry& g) {
-  return conv_gemm::fits(g) && g.h.kernel * g.w.kernel <= 25;
+  const std::int64_t taps = g.h.kernel * g.w.kernel;
+  return conv_gemm::fits(g) && g.n * g.h.in * g.w.in <= 1 << 30 && taps <= conv_direct::kMostGradTaps &&
+         (taps <= 25 || std::min(g.group_ci(), g.group_co()) <= 16);
 }
 
 std::int64_t direct_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
-  return thin_weight_grad_fits(g, dtype, x, y) ? thin_weight_grad_splits(g)
-                                               : ceil_div(g.n, conv_direct::grad_images(g));
+  return thin_weight_grad_fits(g, dtype, x, y) ? thin_weight_grad_splits(g) : GradTiles(g).splits;
 }
 
 void direct_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w) {
   if (thin_weight_grad_fits(g, x.dtype(), x.layout(), y.layout())) return thin_weight_grad(g, x, y, w);
   const DeviceScope scope(w.device());
-  const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
+  const GradTiles tiles(g);
   DirectWeightGradArguments a{};
-  a.x = x.raw();
-  a.y = y.raw();
-  a.x_strides = conv_gemm::ImageStrides(x.strides());
-  a.y_strides = conv_gemm::ImageStrides(y.strides());
-  a.n = narrow(g.n), a.ci = narrow(g.group_ci()), a.co = narrow(g.group_co());
-  a.kernel_h = narrow(g.h.kernel), a.kernel_w = narrow(g.w.kernel);
-  a.in_h = narrow(g.h.in), a.in_w = narrow(g.w.in), a.out_h = narrow(g.h.out), a.out_w = narrow(g.w.out);
-  a.stride_h = narrow(g.h.stride), a.stride_w = narrow(g.w.stride);
-  a.padding_h = narrow(g.h.padding), a.padding_w = narrow(g.w.padding);
-  a.dilation_h = narrow(g.h.dilation), a.dilation_w = narrow(g.w.dilation);
-  a.pairs = narrow(g.ci * g.group_co());
-  a.width = Divider(g.w.in);
-  a.split_images = narrow(conv_direct::grad_images(g));
-  visit_floating("conv", w.dtype(), [&]<class T>() {
-    const std::int64_t taps = g.h.kernel * g.w.kernel;
-    if (taps <= 9) return launch<T, 9>(a, w);
-    if (taps <= 16) return launch<T, 16>(a, w);
-    launch<T, 25>(a, w);
-  });
+  a.plan = GradPlan(g, tiles);
+  a.plan.x = ImageStrides(x.strides()), a.plan.y = ImageStrides(y.strides());
+  a.x = x.raw(), a.y = y.raw();
+  a.split_pixels = static_cast<int>(tiles.split_pixels);
+  a.count = w.count();
+  for (int k = 0; k < tiles.chunks * tiles.sums.taps; ++k) a.taps[k] = a.plan.tap(k);
+  visit_floating("conv", w.dtype(), [&]<class T>() { launch<T>(tiles, a, w); });
 }
 
 }  // namespace tapedeck::cu

@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include <tapedeck/ops/conv/columns.h>
-#include <tapedeck/ops/conv/direct_choice.h>
+#include <tapedeck/ops/conv/direct_grad_plan.h>
 #include <tapedeck/ops/conv/direct_plain.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
 #include <tapedeck/ops/conv/gpu_terms.h>
@@ -276,23 +276,24 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
           t.turns * t.depth};
 }
 
-/// Products of all pairs of channels, of whole turns of a block's threads; and what a block does that are as
-/// many as run at once.
+/// Direct kernels of the weight's gradient: products of whole tiles, loads of y and of x, the cache lines
+/// that y's meet; and what a thread does in all turns of blocks, and how many these are.
 inline Terms of_direct_weight_grad(const ConvCall& c) {
-  const std::int64_t turns = count(c.g.h.in * c.g.w.in, conv_direct::kGradThreads),
-                     of_pairs = c.g.ci * c.g.group_co(), images = conv_direct::grad_images(c.g);
-  const double taps = static_cast<double>(c.g.h.kernel * c.g.w.kernel), pairs = static_cast<double>(of_pairs),
-               products = static_cast<double>(c.g.n * turns) * conv_direct::kGradThreads * pairs / 1e9,
-               blocks = std::ceil(static_cast<double>(of_pairs * count(c.g.n, images)) / (132 * 4));
+  const conv_direct::GradTiles tiles(c.g);
+  const double blocks = static_cast<double>(tiles.blocks * tiles.splits),
+               pixels = blocks * static_cast<double>(tiles.split_pixels) / 1e9,
+               apart = static_cast<double>(c.g.w.stride * c.operands.element_bytes *
+                                           (c.layout == Layout::nhwc ? c.g.co : 1)),
+               lines = std::clamp(apart / 4, 1.0, 32.0), turns = std::ceil(blocks / 264);
   return {1,
-          products * taps,
-          products,
+          pixels * tiles.sums.channels * tiles.sums.taps,
+          pixels * tiles.sums.taps,
+          pixels * tiles.sums.channels,
+          pixels * tiles.sums.taps * lines,
           images_moved(c, true) + images_moved(c, false),
-          images_moved(c, true) * static_cast<double>(c.g.group_co()) +
-              images_moved(c, false) * static_cast<double>(c.g.group_ci()),
-          weight_moved(c),
-          blocks * static_cast<double>(images * turns) * taps / 1e3,
-          blocks / 10};
+          turns * static_cast<double>(tiles.split_pixels) / conv_direct::kGradThreads * tiles.sums.taps / 1e3,
+          turns * tiles.sums.channels * tiles.sums.taps / 1e3,
+          weight_moved(c) * static_cast<double>(tiles.splits + 1)};
 }
 
 /// In nchw groups of one channel each way, which have faster kernels and are not chosen by their time, and
