@@ -2,12 +2,12 @@
 """What a GPU's estimates of convolution times (ops/conv/gpu_estimate.h) multiply their terms by.
 
     python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench [--times bench/results/fit]
-        [--measure [wgmma,strip] [--commit NAME]] [--write]
+        [--measure [wgmma,strip] [--passes fwd,dx,dw] [--commit NAME]] [--write]
 
 --measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by algorithms, all
 or those named (direct kernels take seconds for some layers, which are left out), some seconds to three minutes each, into a
 file for each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
-whose kernels did not change keep theirs.
+whose kernels did not change keep theirs, and so do passes that are not among --passes.
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes
 ops/conv/gpu_estimate_factors.h. Needs SciPy.
@@ -58,26 +58,36 @@ def sets():
     return written({**random_sets(300, 1, GPU), **small})
 
 
-def only(algorithm):
+def only(algorithm, passes):
     """What leaves out passes that another algorithm computes."""
     if algorithm in WAYS:
         return ["--passes", "dw", "--kernel", f"wgmma ({algorithm}"]
-    return ["--passes", "fwd,dx" if algorithm == "wgmma" else ",".join(PASSES), "--kernel", algorithm]
+    return ["--passes", ",".join(p for p in passes if algorithm != "wgmma" or p != "dw"), "--kernel", algorithm]
 
 
 def times_file(folder, algorithm):
     return folder / f"{algorithm}.jsonl.gz"
 
 
-def measure(command, folder, algorithm, about):
+def read_times(folder, algorithm):
+    return lines(gzip.decompress(times_file(folder, algorithm).read_bytes()).decode())
+
+
+def measure(command, folder, algorithm, passes, about):
     shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
-    kept = [about]
+    found = {}
+    if set(passes) != set(PASSES):
+        before, *times = read_times(folder, algorithm)
+        about = {**about, "commit": f"{before['commit']}, {', '.join(passes)} of {about['commit']}"}
+        for line in times:
+            found[line["shape"], line["mode"]] = {key: v for key, v in line.items() if key not in passes}
     for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
         for what in (["--sets", sets()], shapes):
-            for line in lines(bench([command, "--modes", modes, *only(algorithm), *what], forced)):
-                of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in PASSES if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
-                if of:
-                    kept.append({"shape": line["shape"], "mode": line["mode"], **of})
+            for line in lines(bench([command, "--modes", modes, *only(algorithm, passes), *what], forced)):
+                of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in passes if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
+                named = {key: line[key] for key in ("shape", "mode")}
+                found[line["shape"], line["mode"]] = {**found.get((line["shape"], line["mode"]), named), **of}
+    kept = [about, *(line for line in found.values() if any(op in line for op in PASSES))]
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in kept).encode()
     part = times_file(folder, algorithm).with_suffix(".part")
@@ -128,7 +138,7 @@ class Layers:
         self.of = {}
         gpus = set()
         for algorithm in ALGORITHMS:
-            about, *times = lines(gzip.decompress(times_file(folder, algorithm).read_bytes()).decode())
+            about, *times = read_times(folder, algorithm)
             print(f"{algorithm}: {len(times)} pairs of layer and mode, of {about['commit']} on an {about['gpu']}")
             gpus.add(about["gpu"])
             for line in times:
@@ -191,17 +201,20 @@ def main():
     parser.add_argument("--bench", required=True)
     parser.add_argument("--times", type=pathlib.Path, default=ROOT / "bench/results/fit")
     parser.add_argument("--measure", nargs="?", const=",".join(ALGORITHMS), help="all, or some with commas between them")
+    parser.add_argument("--passes", default=",".join(PASSES), help="what --measure times, others keep their times")
     parser.add_argument("--commit", help="of what is measured; else that of the repository")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.measure:
-        unknown = set(args.measure.split(",")) - set(ALGORITHMS)
-        if unknown:
-            parser.error(f"--measure knows {', '.join(ALGORITHMS)}, not {', '.join(sorted(unknown))}")
+        for flag, given, known in (("--measure", args.measure, ALGORITHMS), ("--passes", args.passes, PASSES)):
+            unknown = set(given.split(",")) - set(known)
+            if unknown:
+                parser.error(f"{flag} knows {', '.join(known)}, not {', '.join(sorted(unknown))}")
         gpu = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
+        about = {"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d")}
         for algorithm in args.measure.split(","):
-            measure(args.bench, args.times, algorithm, {"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d")})
+            measure(args.bench, args.times, algorithm, args.passes.split(","), about)
         return
     missing = [a for a in ALGORITHMS if not times_file(args.times, a).exists()]
     if missing:

@@ -91,7 +91,7 @@ struct GradPlan {
             image * y.n + std::int64_t{to_row} * y.h + std::int64_t{to_column} * y.w, to_row, to_column};
   }
   /// How far beyond tap 0 a tap reaches; one that does not exist, outside.
-  struct Tap {
+  struct alignas(16) Tap {
     int row, column;
     std::int64_t offset;
   };
@@ -101,8 +101,9 @@ struct GradPlan {
     return {row, column, std::int64_t{row} * y.h + std::int64_t{column} * y.w};
   }
   TAPEDECK_HD bool reaches(const Pixel& p, const Tap& t) const {
-    return static_cast<unsigned>(p.row + t.row) < static_cast<unsigned>(h.out) &&
-           static_cast<unsigned>(p.column + t.column) < static_cast<unsigned>(w.out);
+    const bool row = static_cast<unsigned>(p.row + t.row) < static_cast<unsigned>(h.out),
+               column = static_cast<unsigned>(p.column + t.column) < static_cast<unsigned>(w.out);
+    return row & column;  // without a branch
   }
   /// Where in the weight's gradient sum k of a block is; -1 if there is none.
   TAPEDECK_HD std::int64_t place_of(const Share& s, int k) const {

@@ -63,27 +63,41 @@ __global__ void __launch_bounds__(kGradThreads)
   constexpr int kSums = kChannels * kTaps, kPadded = kSums <= 32 ? 32 : 64;
   static_assert(kSums <= kPadded);
   __shared__ V of_warps[kWarps][kPadded];
+  __shared__ GradPlan::Tap taps[kTaps];  // offsets in bytes
   const GradPlan& p = a.plan;
   const GradPlan::Share share = p.share_of(blockIdx.x);
   const int begin = blockIdx.y * a.split_pixels, end = min(p.pixels, begin + a.split_pixels);
   const T* const x = static_cast<const T*>(a.x) + (std::int64_t{share.group} * p.ci + share.x) * p.x.c;
   const T* const y = static_cast<const T*>(a.y) + std::int64_t{share.y} * p.y.c;
+  if (threadIdx.x < kTaps) {
+    taps[threadIdx.x] = a.taps[share.tap + threadIdx.x];
+    taps[threadIdx.x].offset *= sizeof(T);
+  }
+  __syncthreads();
   await_previous();
   V sums[kPadded] = {};
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kGradThreads) {
-    const GradPlan::Pixel pixel = p.pixel(i);
-    const T *const of_x = x + pixel.x, *const of_y = y + pixel.y;
-    V values[kChannels];
+  for (int from = begin; from < end; from += kGradThreads) {
+    const int i = from + static_cast<int>(threadIdx.x);
+    const bool exists = i < end;
+    GradPlan::Pixel pixel = p.pixel(exists ? i : begin);
+    if (!exists) pixel.row = conv_gemm::kOutside;  // all taps are: threads of a warp stay together
+    const T* const of_x = x + pixel.x;
+    const char* const of_y = reinterpret_cast<const char*>(y + pixel.y);
+    V of_channels[kChannels], of_taps[kTaps];
 #pragma unroll
     for (int m = 0; m < kChannels; ++m)
-      values[m] = load_if(share.x + m < p.ci, of_x + std::int64_t{m} * p.x.c);
+      of_channels[m] = load_if(share.x + m < p.ci, of_x + std::int64_t{m} * p.x.c);
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      const GradPlan::Tap& tap = a.taps[share.tap + k];
-      const V value = load_if(p.reaches(pixel, tap), of_y + tap.offset);
-#pragma unroll
-      for (int m = 0; m < kChannels; ++m) sums[k * kChannels + m] += value * values[m];
+      const GradPlan::Tap tap = taps[k];
+      of_taps[k] = load_if(p.reaches(pixel, tap), reinterpret_cast<const T*>(of_y + tap.offset));
     }
+    // All loads first: the assembler put products, which wait for one, between them.
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k)
+#pragma unroll
+      for (int m = 0; m < kChannels; ++m) sums[k * kChannels + m] += of_taps[k] * of_channels[m];
   }
   add_lanes<kPadded>(sums);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
