@@ -84,9 +84,11 @@ def measure(command, folder, algorithm, passes, about):
     for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
         for what in (["--sets", sets()], shapes):
             for line in lines(bench([command, "--modes", modes, *only(algorithm, passes), *what], forced)):
+                if "shape" not in line:  # what copies take
+                    continue
                 of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in passes if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
-                named = {key: line[key] for key in ("shape", "mode")}
-                found[line["shape"], line["mode"]] = {**found.get((line["shape"], line["mode"]), named), **of}
+                key = line["shape"], line["mode"]
+                found[key] = {**found.get(key, {"shape": key[0], "mode": key[1]}), **of}
     kept = [about, *(line for line in found.values() if any(op in line for op in PASSES))]
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in kept).encode()
