@@ -162,7 +162,7 @@ class Layers:
             timed = times.get(algorithm)
             if timed and not (random and fold is not None and at % FOLDS == fold):
                 least = min(time for _, time in times.values())
-                found.append((*timed, (1 if random else NAMED) * math.sqrt(least / timed[1])))
+                found.append((*timed, (1 if random else NAMED) * least / timed[1]))
         return found
 
 
