@@ -1,4 +1,4 @@
-// Kernels for few channels a group, or little work a byte. direct.cu, direct_weight_grad.cu.
+// Kernels for few channels a group, or little work a byte. direct.cu, direct_plain.cu, direct_weight_grad.cu.
 #pragma once
 
 #include <tapedeck/core/tensor.h>

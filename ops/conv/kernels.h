@@ -34,7 +34,8 @@
 //                depthwise_channels_last_weight_grad.cu).
 //   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
-//   direct       few channels or little work a byte: sums in registers (direct.cu, direct_weight_grad.cu).
+//   direct       few channels or little work a byte: sums in registers (direct.cu, direct_plain.cu,
+//                direct_weight_grad.cu).
 //   thin         one group, y has 1 to 4 channels, x 16 and more in whole vectors, and products with all taps
 //                are few: tensor cores make them, x is read or written once (thin_products.cu). On Hopper.
 //   columns      few channels on one side: matrix products with all taps by cuBLASLt, which are added up then
