@@ -58,11 +58,13 @@ def sets():
     return written({**random_sets(300, 1, GPU), **small})
 
 
+def passes_of(algorithm):
+    """The others are another algorithm's."""
+    return ("dw",) if algorithm in WAYS else ("fwd", "dx") if algorithm == "wgmma" else PASSES
+
+
 def only(algorithm, passes):
-    """What leaves out passes that another algorithm computes."""
-    if algorithm in WAYS:
-        return ["--passes", "dw", "--kernel", f"wgmma ({algorithm}"]
-    return ["--passes", ",".join(p for p in passes if algorithm != "wgmma" or p != "dw"), "--kernel", algorithm]
+    return ["--passes", ",".join(passes), "--kernel", f"wgmma ({algorithm}" if algorithm in WAYS else algorithm]
 
 
 def times_file(folder, algorithm):
@@ -75,10 +77,13 @@ def read_times(folder, algorithm):
 
 def measure(command, folder, algorithm, passes, about):
     shapes = ["--shapes", FOR_DIRECT] if algorithm == "direct" else []
-    found = {}
-    if set(passes) != set(PASSES):
+    found, commits = {}, dict.fromkeys(passes, about["commit"])
+    if passes != passes_of(algorithm) and times_file(folder, algorithm).exists():
         before, *times = read_times(folder, algorithm)
-        about = {**about, "commit": f"{before['commit']}, {', '.join(passes)} of {about['commit']}"}
+        if before["gpu"] != about["gpu"]:
+            sys.exit(f"{algorithm}'s other passes were timed on an {before['gpu']}: time all of them")
+        commits = {**dict.fromkeys(PASSES, before["commit"]), **before.get("passes", {}), **commits}
+        about = {**about, "commit": before["commit"], "passes": commits}
         for line in times:
             found[line["shape"], line["mode"]] = {key: v for key, v in line.items() if key not in passes}
     for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
@@ -141,7 +146,8 @@ class Layers:
         gpus = set()
         for algorithm in ALGORITHMS:
             about, *times = read_times(folder, algorithm)
-            print(f"{algorithm}: {len(times)} pairs of layer and mode, of {about['commit']} on an {about['gpu']}")
+            commits = ", ".join(dict.fromkeys(about.get("passes", {"all": about["commit"]}).values()))
+            print(f"{algorithm}: {len(times)} pairs of layer and mode, of {commits} on an {about['gpu']}")
             gpus.add(about["gpu"])
             for line in times:
                 for op in PASSES:
@@ -216,7 +222,9 @@ def main():
         commit = args.commit or run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
         about = {"commit": commit, "gpu": gpu, "date": time.strftime("%Y-%m-%d")}
         for algorithm in args.measure.split(","):
-            measure(args.bench, args.times, algorithm, args.passes.split(","), about)
+            passes = tuple(p for p in passes_of(algorithm) if p in args.passes.split(","))
+            if passes:
+                measure(args.bench, args.times, algorithm, passes, about)
         return
     missing = [a for a in ALGORITHMS if not times_file(args.times, a).exists()]
     if missing:

@@ -169,6 +169,19 @@ TEST(CudaConvExplain, CountsTheWorkspace) {
   EXPECT_EQ(e.workspace, 5 * 64 * 8);
 }
 
+// Of more taps, direct kernels of the weight's gradient serve few channels on one side, and no more than 128.
+TEST(CudaConvExplain, DirectKernelsHaveSomeTaps) {
+  const ConvAlgorithmScope scope(ConvAlgorithm::direct);
+  const auto grad = [](std::int64_t channels, std::int64_t kernel) {
+    const Layer layer{{1, channels, 4, 4}, {channels, 17, 1, kernel}};
+    return layer.on(DType::float32, nchw).weight_gradient.kernel;
+  };
+  EXPECT_EQ(grad(16, 128), "direct");
+  EXPECT_NE(grad(16, 129), "direct");
+  EXPECT_EQ(grad(17, 25), "direct");
+  EXPECT_NE(grad(17, 26), "direct");
+}
+
 TEST(CudaConvExplain, TakesDepthwiseKernelsOfManyGroups) {
   const Layer many{{1, 70000, 4, 4}, {70000, 1, 3, 3}, {.padding = 1, .groups = 70000}};
   for (Layout layout : {nchw, nhwc}) {

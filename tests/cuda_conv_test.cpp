@@ -344,6 +344,32 @@ TEST_F(CudaConv, ThinLayers) {
   }
 }
 
+// More taps than the sweeps have, and as many pixels as threads have by fours; in nchw, as direct_plain()
+// has.
+TEST_F(CudaConv, DirectKernelsOfManyTapsAndPixels) {
+  Share share;
+  ConvRandom random(29);
+  set_conv_algorithm(ConvAlgorithm::direct);
+  const ConvCase cases[] = {
+      {.n = 2, .ci = 1, .co = 3, .in = {4, 9}, .kernel = {1, 28}, .stride = {1, 2}, .padding = {0, 5}},
+      {.n = 1, .ci = 1, .co = 16, .in = {5, 6}, .kernel = {8, 8}, .stride = {2, 3}, .padding = {3, 2}},
+      {.n = 2, .ci = 3, .co = 9, .in = {5, 6}, .kernel = {8, 8}, .stride = {3, 1}, .padding = {9, 2}},
+      {.n = 1, .ci = 2, .co = 3, .in = {3, 7}, .kernel = {1, 64}, .padding = {0, 31}},
+      {.n = 2, .ci = 3, .co = 2, .in = {6, 9}, .kernel = {8, 16}, .padding = {2, 7}},
+      {.n = 220, .ci = 1, .co = 2, .in = {16, 128}, .kernel = {2, 1}, .stride = {2, 2}, .bias = true},
+      {.n = 110, .ci = 2, .co = 3, .in = {32, 128}, .kernel = {3, 2}, .stride = {2, 1}},
+      {.n = 110, .ci = 3, .co = 2, .in = {32, 128}, .kernel = {1, 3}, .stride = {1, 2}, .bias = true},
+      {.n = 110, .ci = 8, .co = 2, .in = {32, 128}, .kernel = {1, 2}, .stride = {2, 2}}};
+  for (const ConvCase& c : cases)
+    for (DType dtype : kTypes) {
+      if (!share.takes_next()) continue;
+      SCOPED_TRACE(concat(dtype, ": ", c.text()));
+      check_transposed(c, random, {dtype, kCuda});
+      check_plain(c, random, {dtype, kCuda});
+      if (HasFailure()) return;
+    }
+}
+
 // Kernels that put rows and planes together in shared memory: widths of many tiles, lines of all alignments,
 // rows and columns without taps, images that are not aligned.
 TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {

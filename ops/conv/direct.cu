@@ -1,5 +1,5 @@
 // Direct kernels, for few channels a group or little work a byte: sums in registers, weights in shared
-// memory.
+// memory. (What direct_plain_fits() tells of conv2d of nchw images has kernels of its own, direct_plain.cu.)
 //
 // Phases are those of gemm_plan.h. A block has rows of one row phase and all column phases side by side, so
 // that neighbouring threads write neighbouring elements of an nchw result. A thread has one column, kRows
@@ -8,6 +8,7 @@
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <algorithm>
 
+#include <tapedeck/ops/conv/direct_plain.h>
 #include <tapedeck/core/launch.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
@@ -169,7 +170,7 @@ void launch(DirectArguments& call, const Tensor& to) {
 
 bool direct_fits(const ConvTranspose2dGeometry& g) {
   return conv_gemm::fits(g) &&
-         g.h.kernel * g.w.kernel <= 64;  // the weights of a channel are in shared memory
+         g.h.kernel * g.w.kernel <= conv_direct::kMostTaps;  // a channel's weights are in shared memory
 }
 
 void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,

@@ -14,7 +14,7 @@ void direct(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fro
 
 /// Whether direct_plain() can compute a call that direct() can.
 bool direct_plain_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout from);
-/// The same for conv2d from y to x, whose y is nchw. direct_plain.cu.
+/// The same for conv2d from y to x, whose y is nchw and not float64. direct_plain.cu.
 void direct_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                   const Tensor& x);
 

@@ -20,6 +20,10 @@ struct GradSums {
 inline constexpr GradSums kGradSums[] = {{1, 9}, {1, 16}, {1, 32}, {2, 9}, {2, 16}, {4, 4},
                                          {4, 9}, {4, 16}, {8, 4},  {8, 8}, {16, 4}};
 
+/// The most taps of a thread.
+inline constexpr int kMostOfThread =
+    std::ranges::max(kGradSums, {}, [](const GradSums& s) { return s.taps; }).taps;
+
 struct GradTiles {
   explicit GradTiles(const ConvTranspose2dGeometry& g) {
     using conv_gemm::count;

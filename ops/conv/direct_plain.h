@@ -41,6 +41,7 @@ struct PlainTiles {
       return count(all, of_block) * tiles * g.groups >= kBusyBlocks;
     };
     // Of one channel to four splits are better than fewer pixels, of more they are not.
+    // (Splits are powers of two: of 3 channels there are up to 4, of which one has none.)
     const int most_splits = static_cast<int>(std::min<std::int64_t>(kMostSplits, from));
     if (channels <= kMostOfFour && is_busy(kPlainThreads / (channels <= 4 ? most_splits : 1) * 4)) pixels = 4;
     while (splits < most_splits && !is_busy(kPlainThreads / splits * pixels)) splits *= 2;
@@ -60,7 +61,8 @@ struct PlainTiles {
     return std::max(splits * chunk * weights_of_channel(), sums);
   }
 
-  static constexpr std::int64_t kBusyBlocks = 132 * 3;  // which an H100 runs at once, or two thirds
+  static constexpr std::int64_t kBusyBlocks =
+      132 * 3;  // an H100 runs as many at once, with many sums 132 * 2
   static constexpr int kMostWeights = 4096;
   int channels = 0, tiles = 0;  // of `to`: of a thread, and how many such tiles there are
   int pixels = 2;               // of a thread
