@@ -20,7 +20,6 @@ inline constexpr int kPlainThreads = 256, kMostSplits = 8;
 inline constexpr int kMostTaps = 64;  // bits of PlainPlan::Reads
 inline constexpr int kAtOnce = 4;     // taps, or channels where there are fewer taps, that are read at once
 inline constexpr int kChannelTiles[] = {1, 2, 4, 8, 12, 16};
-
 inline constexpr int kMostOfFour = 8;  // channels of which a thread may have those of four pixels
 
 /// How threads share the results of so many images.
@@ -40,8 +39,8 @@ struct PlainTiles {
     const auto is_busy = [&](std::int64_t of_block) {
       return count(all, of_block) * tiles * g.groups >= kBusyBlocks;
     };
-    // Of one channel to four splits are better than fewer pixels, of more they are not.
-    // (Splits are powers of two: of 3 channels there are up to 4, of which one has none.)
+    // Of one channel to four splits are better than fewer pixels, of more they are not. Splits are powers of
+    // two: of three channels of `from` there may be four, of which one has none.
     const int most_splits = static_cast<int>(std::min<std::int64_t>(kMostSplits, from));
     if (channels <= kMostOfFour && is_busy(kPlainThreads / (channels <= 4 ? most_splits : 1) * 4)) pixels = 4;
     while (splits < most_splits && !is_busy(kPlainThreads / splits * pixels)) splits *= 2;
@@ -61,8 +60,8 @@ struct PlainTiles {
     return std::max(splits * chunk * weights_of_channel(), sums);
   }
 
-  static constexpr std::int64_t kBusyBlocks =
-      132 * 3;  // an H100 runs as many at once, with many sums 132 * 2
+  // An H100 runs as many at once; of many sums two thirds.
+  static constexpr std::int64_t kBusyBlocks = 132 * 3;
   static constexpr int kMostWeights = 4096;
   int channels = 0, tiles = 0;  // of `to`: of a thread, and how many such tiles there are
   int pixels = 2;               // of a thread
