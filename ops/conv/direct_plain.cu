@@ -16,9 +16,9 @@
 // On an H200, of 347 random layers (bench/fit_conv_estimates.py) it is the fastest of 77 in float32, 48 in
 // TF32 and 37 in bfloat16; with 1,024 pixels a block and taps before channels it was of 13, 8 and 6, and took
 // 2.8 times as long. [32,16,7,13] of 528 channels in 16 groups of 1x9, stride 2: 15 us in float32 (wgmma 40,
-// cuDNN 37); [64,48,28,8] of 1,536 in 16 groups, 4x1, stride (1,5): 120 (292, 272). Many channels of x are
-// not for it: [64,32,13,100] of 33, 3x5, takes 179 us (tensor 105), of which instructions are issued in two
-// thirds of the clocks. What mattered: loads without branches (up to 1.8 times in bfloat16); pixels or splits
+// cuDNN 38); [64,48,28,8] of 1,536 in 16 groups, 4x1, stride (1,5): 119 (292, 273). Many channels of x are
+// not for it: [64,32,13,100] of 33, 3x5, takes 179 us (tensor 105), and issues instructions in 0.58 of the
+// clocks. What mattered: loads without branches (up to 1.8 times in bfloat16); pixels or splits
 // (direct_plain.h). What did not: splits until there are eight blocks for each multiprocessor (1.09 times as
 // long).
 #include <tapedeck/ops/conv/direct_plain.h>

@@ -12,7 +12,7 @@
 //
 // On an H200, of 297 random layers (bench/fit_conv_estimates.py) it is the fastest of 86 in float32, 64 in
 // TF32 and 53 in bfloat16: [32,16,7,13] by 528 channels in 16 groups of 1x9, stride 2, takes 14 us in float32
-// (strips 36, cuDNN 34); [64,48,28,8] by 1,536 in 16 groups, 4x1, stride (1,5): 145 (boxes 341, cuDNN 364).
+// (strips 36, cuDNN 33); [64,48,28,8] by 1,536 in 16 groups, 4x1, stride (1,5): 145 (boxes 341, cuDNN 363).
 // What mattered: that all of a pixel's loads come before its products, and that taps lie in shared memory,
 // not in parameters, by whose index each load waited for three others: in float32 0.89 of the time where it
 // is the fastest (0.46 to 1.35; longer where blocks are few, as of [128,1,13,1] by 96 channels of 7x6).
