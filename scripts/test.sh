@@ -45,21 +45,25 @@ stage_tsan() {
   "${fixed_addresses[@]}" ctest --preset tsan -j "$jobs" --timeout 900 --no-tests=error | tee "$report/tsan.ctest"
 }
 
+# fuzz <program> : on files of its corpus, for fuzz_seconds.
+fuzz() {
+  local word=${1##*/fuzz_}
+  mkdir -p "build/asan/corpus/$word"
+  "$1" -max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=1024 -print_final_stats=1 \
+    -artifact_prefix="build/asan/corpus/$word-" "build/asan/corpus/$word" "tests/fuzz/corpus/$word" \
+    >"$report/fuzz_$word" 2>&1 || { tail -60 "$report/fuzz_$word"; return 1; }
+  printf 'fuzzed %s for %d s: %s\n' "$word" "$fuzz_seconds" "$(grep DONE "$report/fuzz_$word")"
+}
+
 stage_fuzz() {
   build asan fuzzers
-  local fuzzer word fuzzers=0
-  for fuzzer in build/asan/tests/fuzz/fuzz_*; do
-    [ -x "$fuzzer" ] || continue
-    fuzzers=$((fuzzers + 1))
-    word=${fuzzer##*/fuzz_}
-    mkdir -p "build/asan/corpus/$word"
-    echo "fuzzing $word for $fuzz_seconds s"
-    "$fuzzer" -max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=1024 -print_final_stats=1 \
-      -artifact_prefix="build/asan/corpus/$word-" "build/asan/corpus/$word" "tests/fuzz/corpus/$word" \
-      >"$report/fuzz" 2>&1 || { tail -60 "$report/fuzz"; return 1; }
-    grep -E 'stat::number_of_executed_units|DONE' "$report/fuzz"
-  done
-  [ "$fuzzers" != 0 ] || fail "no fuzz targets were built"
+  local fuzzers=()
+  mapfile -t fuzzers < <(find build/asan/tests/fuzz -maxdepth 1 -name 'fuzz_*' -executable -type f | sort)
+  [ ${#fuzzers[@]} != 0 ] || fail "no fuzz targets were built"
+  export fuzz_seconds report
+  export -f fuzz
+  # shellcheck disable=SC2016  # its own argument
+  printf '%s\n' "${fuzzers[@]}" | xargs -P "$jobs" -n 1 bash -c 'fuzz "$1"' fuzz
 }
 
 stage_consumer() {

@@ -199,7 +199,7 @@ TEST_P(RunInTrouble, SavesWhatItLearned) {
                                           "--latent",
                                           "6",
                                           "--steps",
-                                          "600",
+                                          test::kSanitized ? "150" : "600",
                                           "--checkpoint-every",
                                           "0",
                                           "--workers",

@@ -80,16 +80,20 @@ Tensor decode(Bytes bytes, const ImageOptions& options) {
 
 /// [c,h,w] as interleaved bytes.
 std::vector<std::uint8_t> to_bytes(const Tensor& image) {
-  const std::int64_t channels = image.size(0), area = image.size(1) * image.size(2);
+  const std::int64_t channels = image.size(0), height = image.size(1), width = image.size(2);
   std::vector<std::uint8_t> samples(static_cast<std::size_t>(image.count()));
   const bool bytes = image.dtype() == DType::uint8;
   const std::vector<float> values = image.to_vector<float>();
+  std::size_t from = 0;
   for (std::int64_t c = 0; c < channels; ++c) {
-    for (std::int64_t i = 0; i < area; ++i) {
-      const float value = values[static_cast<std::size_t>(c * area + i)];
-      check(!std::isnan(value), "image is NaN at [", c, ",", i / image.size(2), ",", i % image.size(2), "]");
-      const float scaled = bytes ? value : std::clamp(value, 0.0f, 1.0f) * 255.0f;
-      samples[static_cast<std::size_t>(i * channels + c)] = static_cast<std::uint8_t>(std::lround(scaled));
+    for (std::int64_t y = 0; y < height; ++y) {
+      for (std::int64_t x = 0; x < width; ++x) {
+        const float value = values[from++];
+        check(!std::isnan(value), "image is NaN at [", c, ",", y, ",", x, "]");
+        const float scaled = bytes ? value : std::clamp(value, 0.0f, 1.0f) * 255.0f;
+        samples[static_cast<std::size_t>((y * width + x) * channels + c)] =
+            static_cast<std::uint8_t>(std::lround(scaled));
+      }
     }
   }
   return samples;
