@@ -10,6 +10,7 @@
 #include <tapedeck/ops/conv/direct_plain.h>
 
 #include "conv_geometry.h"
+#include "sanitizers.h"
 
 namespace tapedeck::test {
 namespace {
@@ -136,7 +137,7 @@ template <class F>
 Sharing sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channels, const F& check) {
   ConvRandom random(seed);
   Sharing seen;
-  for (int i = 0; i < cases; ++i) {
+  for (int i = 0; i < cases / kFewer; ++i) {
     const ConvCase c = random.conv_case(size, channels);
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
     check(c, random, seen);
@@ -176,6 +177,7 @@ TEST(ConvDirectPlan, AtTheEdges) {
 }
 TEST(ConvDirectPlan, WithManyChannels) {
   const Sharing seen = sweep(42, 100, 8, 40, check_plain);
+  if (kSanitized) return;  // too few to be of all kinds
   EXPECT_THAT(seen.channels, ElementsAre(1, 2, 4, 8, 12, 16));
   EXPECT_THAT(seen.splits, ElementsAre(1, 2, 4, 8));
 }
@@ -208,6 +210,7 @@ TEST(ConvDirectGradPlan, WithManyChannels) {
     SCOPED_TRACE(c.text());
     check_grad(c, random, seen);
   }
+  if (kSanitized) return;  // too few to be of all kinds
   for (const GradSums& s : kGradSums)
     EXPECT_TRUE(seen.sums.contains({s.channels, s.taps})) << s.channels << " channels, " << s.taps << " taps";
   EXPECT_THAT(seen.splits, Contains(Gt(1)));
