@@ -77,7 +77,8 @@ report_cuda() {
   fi
 }
 
-# build <preset> [target...]: configures and builds; the release with CUDA as TAPEDECK_CUDA says (AUTO).
+# build <preset> [target...]: configures and builds; the release with CUDA as TAPEDECK_CUDA says (AUTO), the checks'
+# with a sample of its kernels where nothing runs them.
 build() {
   local preset=$1 root log options=()
   shift
@@ -86,6 +87,7 @@ build() {
     export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=1
     options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
+  [ "$preset" != ci ] || gpu_found || options+=(-DTAPEDECK_CUDA_SAMPLE=ON)
   [ "$preset" != release ] || options+=("-DTAPEDECK_CUDA=${TAPEDECK_CUDA:-AUTO}")
   quietly cmake -S "$root" --preset "$preset" ${options[@]+"${options[@]}"}
   quietly cmake --build "$root/build/$preset" ${1:+--target "$@"} -- -k 0  # all errors of a build at once

@@ -244,6 +244,17 @@ void pack_box_weights(const BoxArguments& call, const WeightStrides& strides, co
   }
 }
 
+/// Whether a build has the kernel of so many places: a sample (TapedeckCuda.cmake) has those of the fewest
+/// and of the most.
+constexpr bool is_compiled([[maybe_unused]] int parts, [[maybe_unused]] int joined,
+                           [[maybe_unused]] int places) {
+#if defined(TAPEDECK_CUDA_SAMPLE)
+  return places == 64 || places == most_places(parts, joined);
+#else
+  return true;
+#endif
+}
+
 template <class K>
 void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   const BoxPlan& p = call.plan;
@@ -393,8 +404,12 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     pack_box_weights<Math>(call, strides, w, packed->data(), preparations);
   }
   const auto launch = [&]<int kJoined, int kPlaces>() {
-    if constexpr (kPlaces <= most_places(kParts, kJoined))
-      if (choice.places == kPlaces) launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, to);
+    if constexpr (kPlaces <= most_places(kParts, kJoined)) {
+      if (choice.places != kPlaces) return;
+      constexpr bool kCompiled = is_compiled(kParts, kJoined, kPlaces);
+      check(kCompiled, "conv: TAPEDECK_CUDA_SAMPLE left out the kernel of ", kPlaces, " places");
+      if constexpr (kCompiled) launch_box<BoxKernel<Math, kPlaces, kJoined>>(call, choice, to);
+    }
   };
   const auto launch_any = [&]<int kJoined, int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (launch.template operator()<kJoined, kPlaces>(), ...);
