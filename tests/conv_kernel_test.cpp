@@ -154,7 +154,7 @@ const LayerCase kTilesOverImages[] = {
 TEST(ConvKernels, TilesOverImages) {
   const int before = num_threads();
   for (const int threads : {1, 8}) {
-    if (kSanitized && threads == 1) continue;  // these are checked for all that share the work
+    if (kSanitized && threads == 1) continue;  // what many threads do is more
     set_num_threads(threads);
     for (const LayerCase& c : kTilesOverImages) expect_fast_equals_reference(c);
   }
