@@ -27,9 +27,9 @@ function(tapedeck_cuda target)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
   target_compile_definitions(${target} PRIVATE TAPEDECK_CUDA)
   # constexpr functions of the standard library, and lambdas, may be called in kernels. CMake 3.25 knows no
-  # feature cuda_std_20 yet.
+  # feature cuda_std_20 yet. Machine code for one architecture is not compressed unless that is asked for.
   target_compile_options(${target} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;-Xfatbin=-compress-all>")
   set(blas CUDA::cublasLt)
   if(TARGET CUDA::cublasLt_static)
     set(blas CUDA::cublasLt_static)
