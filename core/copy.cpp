@@ -4,6 +4,7 @@
 
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/parallel.h>
+#include <tapedeck/core/simd.h>
 #include <tapedeck/core/tensor.h>
 
 namespace tapedeck::cpu {
@@ -18,6 +19,11 @@ void copy_flat(const In* in, Out* out, std::int64_t count) {
   parallel_for(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
     if constexpr (std::is_same_v<In, Out>) {
       std::memmove(out + begin, in + begin, static_cast<std::size_t>(end - begin) * sizeof(In));
+    } else if constexpr ((is_half<In> && std::is_same_v<Out, float>) ||
+                         (std::is_same_v<In, float> && is_half<Out>)) {
+      simd<std::conditional_t<is_half<In>, In, Out>>([&] {
+        for (std::int64_t i = begin; i < end; ++i) out[i] = convert<Out>(in[i]);
+      });
     } else {
       for (std::int64_t i = begin; i < end; ++i) out[i] = convert<Out>(in[i]);
     }

@@ -1,12 +1,16 @@
 #include <tapedeck/core/tensor.h>
 
+#include <bit>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <tapedeck/core/simd.h>
 
 namespace tapedeck {
 namespace {
@@ -76,6 +80,64 @@ TEST(HalfTypes, RoundToNearestEven) {
   EXPECT_TRUE(std::isinf(static_cast<float>(float16(65520.f))));
   EXPECT_EQ(static_cast<float>(bfloat16(257.f)), 256.f);
   EXPECT_EQ(static_cast<float>(bfloat16(259.f)), 260.f);
+}
+
+/// What a pattern of bits of T is as a float.
+template <class T>
+float value_of(std::uint32_t bits) {
+  T x;
+  x.bits = static_cast<std::uint16_t>(bits);
+  return static_cast<float>(x);
+}
+
+/// Between each two positive neighbours, the last of which is infinity, which would be `overflow`.
+template <class T>
+void expect_nearest(std::uint32_t infinity, double overflow) {
+  for (std::uint32_t bits = 0; bits < infinity; ++bits) {
+    const double low = value_of<T>(bits), high = bits + 1 == infinity ? overflow : value_of<T>(bits + 1);
+    const auto middle = static_cast<float>((low + high) / 2);
+    for (const float sign : {1.f, -1.f}) {
+      const std::uint32_t minus = sign < 0 ? 0x8000u : 0;
+      EXPECT_EQ(T(sign * std::nextafter(middle, 0.f)).bits, bits | minus);
+      EXPECT_EQ(T(sign * middle).bits, (bits + bits % 2) | minus);
+      EXPECT_EQ(T(sign * std::nextafter(middle, std::numeric_limits<float>::infinity())).bits,
+                (bits + 1) | minus);
+    }
+  }
+}
+
+TEST(HalfTypes, RoundToTheNearestOfEachTwoNeighbours) {
+  expect_nearest<float16>(0x7c00, 0x1p16);
+  expect_nearest<bfloat16>(0x7f80, 0x1p128);
+}
+
+TEST(HalfTypes, TensorsAreConvertedToTheSameBitsByEveryInstructionSet) {
+  constexpr std::int64_t kCount = 65536 + 13;  // each pattern, and some that fill no vector
+  const auto expect = [&]<class T>() {
+    const Tensor half = Tensor::empty({kCount}, {.dtype = dtype_of<T>});
+    const Tensor close = Tensor::empty({kCount});  // to halves: what is rounded
+    std::vector<std::uint32_t> as_floats, as_halves;
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      half.data<T>()[i].bits = static_cast<std::uint16_t>(i);
+      const float value = static_cast<float>(half.data<T>()[i]);
+      close.data<float>()[i] = value * 1.0007f;
+      as_floats.push_back(std::bit_cast<std::uint32_t>(value));
+      as_halves.push_back(T(close.data<float>()[i]).bits);
+    }
+    for (InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+      limit_instruction_set(set);
+      if (instruction_set() != set) continue;  // the machine has less
+      SCOPED_TRACE(to_string(set) + ", " + to_string(dtype_of<T>));
+      const Tensor floats = half.to(DType::float32), halves = close.to(dtype_of<T>);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(floats.data<float>()[i]), as_floats[i]) << i;
+        ASSERT_EQ(halves.data<T>()[i].bits, as_halves[i]) << i;
+      }
+    }
+    limit_instruction_set(InstructionSet::avx512);
+  };
+  expect.operator()<float16>();
+  expect.operator()<bfloat16>();
 }
 
 TEST(Tensor, RemembersItsLargestMagnitudeUntilItMayBeWritten) {
