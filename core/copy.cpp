@@ -21,6 +21,7 @@ void copy_flat(const In* in, Out* out, std::int64_t count) {
       std::memmove(out + begin, in + begin, static_cast<std::size_t>(end - begin) * sizeof(In));
     } else if constexpr ((is_half<In> && std::is_same_v<Out, float>) ||
                          (std::is_same_v<In, float> && is_half<Out>)) {
+      // Whole operands of kernels that compute in float32.
       simd<std::conditional_t<is_half<In>, In, Out>>([&] {
         for (std::int64_t i = begin; i < end; ++i) out[i] = convert<Out>(in[i]);
       });
