@@ -56,13 +56,17 @@ TEST(Tensor, ReshapeRefusesSizesWhoseProductOverflows) {
   EXPECT_EQ(x.reshape({-1, 6}).shape(), Shape({1, 6}));
 }
 
+/// What a pattern of bits of T is as a float.
+template <class T>
+float value_of(std::uint32_t bits) {
+  T x;
+  x.bits = static_cast<std::uint16_t>(bits);
+  return static_cast<float>(x);
+}
+
 TEST(HalfTypes, EveryPatternSurvivesTheRoundTrip) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    float16 h;
-    h.bits = static_cast<std::uint16_t>(bits);
-    bfloat16 b;
-    b.bits = static_cast<std::uint16_t>(bits);
-    const float fh = static_cast<float>(h), fb = static_cast<float>(b);
+    const float fh = value_of<float16>(bits), fb = value_of<bfloat16>(bits);
     if (!std::isnan(fh)) {
       EXPECT_EQ(float16(fh).bits, bits);
     }
@@ -70,6 +74,7 @@ TEST(HalfTypes, EveryPatternSurvivesTheRoundTrip) {
       EXPECT_EQ(bfloat16(fb).bits, bits);
     }
     EXPECT_EQ(std::isnan(fh), std::isnan(static_cast<float>(float16(fh))));
+    EXPECT_EQ(std::isnan(fb), std::isnan(static_cast<float>(bfloat16(fb))));
   }
 }
 
@@ -80,14 +85,6 @@ TEST(HalfTypes, RoundToNearestEven) {
   EXPECT_TRUE(std::isinf(static_cast<float>(float16(65520.f))));
   EXPECT_EQ(static_cast<float>(bfloat16(257.f)), 256.f);
   EXPECT_EQ(static_cast<float>(bfloat16(259.f)), 260.f);
-}
-
-/// What a pattern of bits of T is as a float.
-template <class T>
-float value_of(std::uint32_t bits) {
-  T x;
-  x.bits = static_cast<std::uint16_t>(bits);
-  return static_cast<float>(x);
 }
 
 /// Between each two positive neighbours, the last of which is infinity, which would be `overflow`.
