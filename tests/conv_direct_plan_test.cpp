@@ -19,6 +19,7 @@ using namespace conv_direct;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::Gt;
+using testing::SizeIs;
 
 conv_gemm::ImageStrides strides(std::int64_t channels, std::int64_t h, std::int64_t w) {
   return {channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1};
@@ -26,8 +27,9 @@ conv_gemm::ImageStrides strides(std::int64_t channels, std::int64_t h, std::int6
 
 /// How cases are shared among threads.
 struct Sharing {
-  std::set<int> channels, splits, taps, pixels;
-  std::set<std::pair<int, int>> sums;  // channels and taps of a thread, of the weight's gradient
+  std::set<int> channels, splits, pixels;
+  std::set<std::pair<int, int>> steps;  // taps and channels
+  std::set<std::pair<int, int>> sums;   // channels and taps of a thread, of the weight's gradient
 };
 
 void check_plain(const ConvCase& c, ConvRandom& random, Sharing& seen) {
@@ -43,7 +45,8 @@ void check_plain(const ConvCase& c, ConvRandom& random, Sharing& seen) {
 
   EXPECT_EQ(tiles.lanes * tiles.splits, kPlainThreads);
   EXPECT_EQ(tiles.lanes % 32, 0);
-  EXPECT_EQ(tiles.chunk % tiles.channels_at_once(), 0);
+  EXPECT_EQ(tiles.chunk % tiles.step.channels, 0);
+  EXPECT_TRUE(can_read(tiles.step, tiles.pixels));
   EXPECT_LE(tiles.shared_elements() * 4, 48 << 10);
   for (std::int64_t group = 0; group < c.groups; ++group)
     for (std::int64_t block = 0; block < tiles.blocks; ++block)
@@ -87,7 +90,7 @@ void check_plain(const ConvCase& c, ConvRandom& random, Sharing& seen) {
   EXPECT_EQ(written, std::vector<int>(expected.size(), 1));
   seen.channels.insert(tiles.channels);
   seen.splits.insert(tiles.splits);
-  seen.taps.insert(tiles.taps_at_once);
+  seen.steps.emplace(tiles.step.taps, tiles.step.channels);
   seen.pixels.insert(tiles.pixels);
 }
 
@@ -171,15 +174,23 @@ TEST(ConvDirectPlan, OfManyTapsAndPixels) {
   check_plain({.n = 220, .ci = 1, .co = 2, .in = {16, 128}, .kernel = {2, 1}, .stride = {2, 2}}, random,
               seen);
   EXPECT_THAT(seen.pixels, ElementsAre(2, 4));
+  // And as keep them busy with larger tiles of channels.
+  for (const int channels : {17, 20})
+    check_plain({.n = 25, .ci = channels, .co = 8, .in = {16, 64}, .kernel = {1, 2}, .stride = {2, 1}},
+                random, seen);
+  EXPECT_THAT(seen.channels, Contains(20));
 }
 TEST(ConvDirectPlan, AtTheEdges) {
-  EXPECT_THAT(sweep(41, 1000, 6, 3, check_plain).taps, ElementsAre(1, 2, 4));
+  sweep(41, 1000, 6, 3, check_plain);
 }
 TEST(ConvDirectPlan, WithManyChannels) {
   const Sharing seen = sweep(42, 100, 8, 40, check_plain);
   if (kSanitized) return;  // too few to be of all kinds
   EXPECT_THAT(seen.channels, ElementsAre(1, 2, 4, 8, 12, 16));
   EXPECT_THAT(seen.splits, ElementsAre(1, 2, 4, 8));
+  for (const PlainStep& step : kPlainSteps)
+    EXPECT_TRUE(seen.steps.contains({step.taps, step.channels}))
+        << step.taps << " taps of " << step.channels << " channels";
 }
 
 // Of one geometry with more and more images and channels, until blocks of threads are busy without splits.
@@ -195,9 +206,39 @@ TEST(ConvDirectPlan, SharesChannelsWherePixelsAreFew) {
   EXPECT_EQ(tiles(500, 3, 33, 3).pixels, 4);
   EXPECT_EQ(tiles(1, 3, 33, 3).pixels, 2);
   EXPECT_EQ(tiles(500, 16, 33, 3).pixels, 2);
-  EXPECT_EQ(tiles(500, 17, 33, 3).channels, 12);
-  EXPECT_EQ(tiles(500, 17, 33, 3).tiles, 2);
-  EXPECT_EQ(tiles(500, 3, 33, 1).taps_at_once, 1);
+  EXPECT_EQ(tiles(500, 17, 33, 3).channels, 20);
+  EXPECT_EQ(tiles(1, 17, 33, 3).channels, 12);
+  EXPECT_EQ(tiles(1, 17, 33, 3).tiles, 2);
+}
+
+// As few taps and channels that do not exist as can be.
+TEST(ConvDirectPlan, StepsFitTheKernel) {
+  const auto step = [](std::int64_t to, std::int64_t from, std::int64_t kernel_h, std::int64_t kernel_w) {
+    const auto axis = [](std::int64_t kernel) {
+      return ConvAxis{.in = 32, .out = 32 + kernel - 1, .kernel = kernel};
+    };
+    const PlainTiles tiles(
+        {.n = 500, .ci = to, .co = from, .groups = 1, .h = axis(kernel_h), .w = axis(kernel_w)}, 500);
+    return std::pair(tiles.step.taps, tiles.step.channels);
+  };
+  EXPECT_EQ(step(16, 64, 3, 3), std::pair(3, 2));
+  EXPECT_EQ(step(16, 1, 3, 3), std::pair(4, 1));
+  EXPECT_EQ(step(3, 64, 3, 3), std::pair(2, 2));  // of four pixels
+  EXPECT_EQ(step(16, 33, 4, 4), std::pair(4, 1));
+  EXPECT_EQ(step(16, 33, 2, 1), std::pair(2, 2));
+  EXPECT_EQ(step(16, 33, 1, 1), std::pair(1, 4));
+}
+// Weights of all splits of one step's channels, of the most taps and channels.
+TEST(ConvDirectPlan, WeightsFitSharedMemory) {
+  for (std::int64_t images : {1, 100})
+    for (std::int64_t to : {1, 8, 16, 20})
+      for (std::int64_t taps = 1; taps <= kMostTaps; ++taps) {
+        const ConvAxis h{.in = 32, .out = 32}, w{.in = 32, .out = 32 + taps - 1, .kernel = taps};
+        const PlainTiles tiles({.n = images, .ci = to, .co = 64, .groups = 1, .h = h, .w = w}, images);
+        EXPECT_GE(tiles.padded_taps, taps);
+        EXPECT_LE(tiles.shared_elements() * 4, 48 << 10)
+            << images << " images, " << to << " channels, " << taps;
+      }
 }
 
 TEST(ConvDirectGradPlan, AtTheEdges) {
@@ -222,8 +263,9 @@ TEST(ConvDirectGradPlan, SplitsPixels) {
     const ConvAxis axis{.in = 32, .out = 34, .kernel = 3};
     return GradTiles({.n = images, .ci = 3, .co = co, .groups = 1, .h = axis, .w = axis}).splits;
   };
-  EXPECT_EQ(splits(1, 1), 1);
-  EXPECT_EQ(splits(64, 1), 64);
+  EXPECT_EQ(splits(1, 1), 4);
+  EXPECT_EQ(splits(1, 1000), 1);
+  EXPECT_EQ(splits(64, 1), 256);
   EXPECT_EQ(splits(64, 100), 11);
   EXPECT_EQ(splits(64, 2000), 1);
 }

@@ -359,7 +359,10 @@ TEST_F(CudaConv, DirectKernelsOfManyTapsAndPixels) {
       {.n = 220, .ci = 1, .co = 2, .in = {16, 128}, .kernel = {2, 1}, .stride = {2, 2}, .bias = true},
       {.n = 110, .ci = 2, .co = 3, .in = {32, 128}, .kernel = {3, 2}, .stride = {2, 1}},
       {.n = 110, .ci = 3, .co = 2, .in = {32, 128}, .kernel = {1, 3}, .stride = {1, 2}, .bias = true},
-      {.n = 110, .ci = 8, .co = 2, .in = {32, 128}, .kernel = {1, 2}, .stride = {2, 2}}};
+      {.n = 110, .ci = 8, .co = 2, .in = {32, 128}, .kernel = {1, 2}, .stride = {2, 2}},
+      {.n = 25, .ci = 18, .co = 9, .in = {16, 64}, .kernel = {2, 4}, .stride = {2, 3}, .bias = true},
+      {.n = 1, .ci = 16, .co = 16, .in = {9, 14}, .kernel = {7, 9}, .padding = {3, 4}},
+      {.n = 2, .ci = 20, .co = 33, .in = {9, 14}, .kernel = {6, 1}, .stride = {3, 4}, .padding = {1, 0}}};
   for (const ConvCase& c : cases)
     for (DType dtype : kTypes) {
       if (!share.takes_next()) continue;

@@ -39,13 +39,16 @@ struct GradTiles {
     chunks = static_cast<int>(count(taps, sums.taps));
     blocks = g.co * tiles * chunks;
     const std::int64_t pixels = std::max<std::int64_t>(1, g.n * g.h.in * g.w.in),
-                       most = std::clamp<std::int64_t>(pixels / kLeastPixels, 1, 65535),
-                       wanted = std::min(count(kBusyBlocks, blocks), most);
+                       of_few = std::min(count(kFewBlocks, blocks), count(pixels, kGradThreads)),
+                       of_many = std::min(count(kBusyBlocks, blocks), pixels / kLeastPixels),
+                       wanted = std::clamp<std::int64_t>(std::max(of_few, of_many), 1, 65535);
     split_pixels = count(count(pixels, wanted), kGradThreads) * kGradThreads;
     splits = count(pixels, split_pixels);
   }
 
-  static constexpr std::int64_t kBusyBlocks = 132 * 8;  // some turns of those that an H100 runs at once
+  // As many as an H100 runs at once, of few pixels if need be; some turns of them, where threads then have
+  // more than a few. (More turns of few pixels took up to 1.3 times as long.)
+  static constexpr std::int64_t kFewBlocks = 132 * 4, kBusyBlocks = 132 * 8;
   static constexpr std::int64_t kLeastPixels = kGradThreads * 4;
   GradSums sums{};
   int tiles = 0, chunks = 0;  // of a group's channels of x, and of taps

@@ -3,7 +3,7 @@
 //
 //   x[n, ci, pixel] = bias[ci] + sum over co and taps: w[ci, co, tap] * y[n, co, what the tap reaches]
 //
-//           4 taps of a channel of y, 2 or 4 pixels --global, first-level cache--> registers --+
+//     4 taps of a channel of y, or 3 of 2 --global, first-level cache--> registers --+
 //   weights [channel][tap][tile] --shared memory, the same for all threads of a warp-----------+--> sums
 //
 // Each element that is read is multiplied by the weights of a tile of channels. Taps of a row, one after the
@@ -13,14 +13,16 @@
 // an input's gradient of 16,000 pixels has enough threads. Rows of y that no tap reaches are not read.
 // Taps outside of y add products with 0: weights that are not finite make results that are not.
 //
-// On an H200, of 347 random layers (bench/fit_conv_estimates.py) it is the fastest of 77 in float32, 48 in
-// TF32 and 37 in bfloat16; with 1,024 pixels a block and taps before channels it was of 13, 8 and 6, and took
-// 2.8 times as long. [32,16,7,13] of 528 channels in 16 groups of 1x9, stride 2: 15 us in float32 (wgmma 40,
-// cuDNN 38); [64,48,28,8] of 1,536 in 16 groups, 4x1, stride (1,5): 119 (292, 273). Many channels of x are
-// not for it: [64,32,13,100] of 33, 3x5, takes 179 us (tensor 105), and issues instructions in 0.58 of the
+// On an H200, of 353 random layers (bench/fit_conv_estimates.py) it is the fastest of 80 in float32, 50 in
+// TF32 and 40 in bfloat16; with 1,024 pixels a block and taps before channels it was of 13, 8 and 6, and took
+// 2.8 times as long. [32,16,7,13] of 528 channels in 16 groups of 1x9, stride 2: 14 us in float32 (wgmma 40,
+// cuDNN 38); [8,17,64,128] of 64, 3x3, stride (4,3): 90 (tensor 112, cuDNN 95). Many channels of x are not
+// for it: [64,32,13,100] of 33, 3x5, takes 179 us (tensor 105), and issues instructions in 0.58 of the
 // clocks. What mattered: loads without branches (up to 1.8 times in bfloat16); pixels or splits
-// (direct_plain.h). What did not: splits until there are eight blocks for each multiprocessor (1.09 times as
-// long).
+// (direct_plain.h); no products with taps that do not exist (3x3 in fours took 1.2 times as long), and 17 to
+// 20 channels in one tile (1.2 times). What did not: splits until there are eight blocks for each
+// multiprocessor (1.09 times as long); eight reads at once (1.0 to 1.1, but 0.85 to 0.95 for up to eight
+// channels); more kinds of steps (1.05).
 #include <tapedeck/ops/conv/direct_plain.h>
 
 #include <iterator>
@@ -35,9 +37,9 @@ namespace tapedeck::cu {
 
 namespace {
 
-using conv_direct::kAtOnce;
 using conv_direct::kPlainThreads;
 using conv_direct::PlainPlan;
+using conv_direct::PlainStep;
 using conv_direct::PlainTiles;
 using conv_gemm::Divider;
 
@@ -46,7 +48,8 @@ struct DirectPlainArguments {
   const void *from, *w, *bias;
   void* to;
   std::uint32_t offsets[conv_direct::kMostTaps];  // of taps, in `from`, in bytes
-  int taps_at_once, padded_taps;
+  PlainStep step;
+  int padded_taps;
   int splits, lanes, of_split, chunk;
   Divider by_tiles, by_lanes, by_taps, by_chunk;
 };
@@ -88,13 +91,7 @@ class DirectPlain {
       const char* at[kPixels];
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) at[i] = reinterpret_cast<const char*>(from + offsets[i]);
-      if (call_.taps_at_once == kAtOnce) {
-        multiply<kAtOnce>(at, channels, taps, sums);
-      } else if (call_.taps_at_once == 2) {
-        multiply<2>(at, channels, taps, sums);
-      } else {
-        multiply<1>(at, channels, taps, sums);
-      }
+      multiply_by(std::make_index_sequence<std::size(conv_direct::kPlainSteps)>(), at, channels, taps, sums);
     }
     if (call_.splits == 1) {
 #pragma unroll
@@ -133,16 +130,30 @@ class DirectPlain {
     }
   }
 
-  /// Adds the products of so many channels, of which the first one's tap 0 is `at`; kTaps at once, of kAtOnce
-  /// / kTaps channels.
-  template <int kTaps>
+  template <std::size_t... kAt>
+  __device__ __forceinline__ void multiply_by(std::index_sequence<kAt...>, const char* (&at)[kPixels],
+                                              int channels, const std::uint64_t (&taps)[kPixels],
+                                              float (&sums)[kPixels][kChannels]) const {
+    const auto if_of = [&]<std::size_t kStep>() {
+      constexpr PlainStep kOf = conv_direct::kPlainSteps[kStep];
+      if constexpr (conv_direct::can_read(kOf, kPixels)) {
+        if (call_.step.taps == kOf.taps && call_.step.channels == kOf.channels)
+          multiply<kOf.taps, kOf.channels>(at, channels, taps, sums);
+      }
+    };
+    (if_of.template operator()<kAt>(), ...);
+  }
+
+  /// Adds the products of so many channels, of which the first one's tap 0 is `at`; kTaps of kOfChannels
+  /// channels at once.
+  template <int kTaps, int kOfChannels>
   __device__ __forceinline__ void multiply(const char* (&at)[kPixels], int channels,
                                            const std::uint64_t (&taps)[kPixels],
                                            float (&sums)[kPixels][kChannels]) const {
+    constexpr int kAtOnce = kTaps * kOfChannels;
     const std::int64_t plane = call_.plan.from.c * std::int64_t{sizeof(T)};
     const Near* weights = reinterpret_cast<const Near*>(shared_) +
                           split_ * call_.chunk * call_.padded_taps * (kChannels / kNear);
-    constexpr int kOfChannels = kAtOnce / kTaps;
 #pragma unroll 1
     for (int c = 0; c < channels; c += kOfChannels) {
       std::uint64_t left[kPixels];
@@ -270,7 +281,7 @@ void direct_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tenso
     call.bias = bias.defined() ? bias.raw() : nullptr;
     for (int tap = 0; tap < call.plan.taps; ++tap)
       call.offsets[tap] = call.plan.offset_of(tap) * static_cast<std::uint32_t>(size_of(x.dtype()));
-    call.taps_at_once = tiles.taps_at_once, call.padded_taps = tiles.padded_taps;
+    call.step = tiles.step, call.padded_taps = tiles.padded_taps;
     call.splits = tiles.splits, call.lanes = tiles.lanes;
     call.of_split = tiles.of_split, call.chunk = tiles.chunk;
     call.by_tiles = Divider(tiles.tiles), call.by_lanes = Divider(tiles.lanes);

@@ -18,41 +18,52 @@ using conv_gemm::count;
 
 inline constexpr int kPlainThreads = 256, kMostSplits = 8;
 inline constexpr int kMostTaps = 64;  // bits of PlainPlan::Reads
-inline constexpr int kAtOnce = 4;     // taps, or channels where there are fewer taps, that are read at once
-inline constexpr int kChannelTiles[] = {1, 2, 4, 8, 12, 16};
+inline constexpr int kChannelTiles[] = {1, 2, 4, 8, 12, 16, 20};
+inline constexpr int kMostOfFew = 16;  // channels of which a thread has some where threads are few
 inline constexpr int kMostOfFour = 8;  // channels of which a thread may have those of four pixels
+
+/// What a thread reads at once of each of its pixels: so many taps of so many channels. (Of more, or by more
+/// kinds of steps, layers took up to 1.1 times as long: more instructions to bring.)
+struct PlainStep {
+  int taps, channels;
+  constexpr int reads() const { return taps * channels; }
+};
+inline constexpr PlainStep kPlainSteps[] = {{4, 1}, {3, 2}, {2, 2}, {1, 4}};
+/// There are registers for as many.
+constexpr bool can_read(const PlainStep& step, int pixels) {
+  return step.reads() * pixels <= 16;
+}
 
 /// How threads share the results of so many images.
 struct PlainTiles {
   PlainTiles(const ConvTranspose2dGeometry& g, std::int64_t images) {
-    const std::int64_t to = g.group_ci(), from = g.group_co(), taps = g.h.kernel * g.w.kernel;
+    const std::int64_t to = g.group_ci(), from = g.group_co(), taps = g.h.kernel * g.w.kernel,
+                       all = images * g.h.in * g.w.in;
+    const auto is_busy = [&](std::int64_t of_block, std::int64_t of_tiles) {
+      return count(all, of_block) * of_tiles * g.groups >= kBusyBlocks;
+    };
+    // Splits are powers of two: of three channels of `from` there may be four, of which one has none.
+    const int most_splits = static_cast<int>(std::min<std::int64_t>(kMostSplits, from));
     std::int64_t least = 0;
     for (const int size : kChannelTiles) {
       // Products with a read, and about what it takes beside them.
       const std::int64_t of_size = count(to, size), effort = of_size * (size + 4);
+      if (size > kMostOfFew && !is_busy(kPlainThreads / most_splits * pixels, of_size)) continue;
       if (channels == 0 || effort < least) channels = size, tiles = static_cast<int>(of_size), least = effort;
     }
-    taps_at_once = static_cast<int>(std::min<std::int64_t>(taps, 2));
-    if (taps > 2) taps_at_once = kAtOnce;
-    padded_taps = static_cast<int>(count(taps, taps_at_once)) * taps_at_once;
-    const std::int64_t all = images * g.h.in * g.w.in;
-    const auto is_busy = [&](std::int64_t of_block) {
-      return count(all, of_block) * tiles * g.groups >= kBusyBlocks;
-    };
-    // Of one channel to four splits are better than fewer pixels, of more they are not. Splits are powers of
-    // two: of three channels of `from` there may be four, of which one has none.
-    const int most_splits = static_cast<int>(std::min<std::int64_t>(kMostSplits, from));
-    if (channels <= kMostOfFour && is_busy(kPlainThreads / (channels <= 4 ? most_splits : 1) * 4)) pixels = 4;
-    while (splits < most_splits && !is_busy(kPlainThreads / splits * pixels)) splits *= 2;
+    // Of one channel to four splits are better than fewer pixels, of more they are not.
+    if (channels <= kMostOfFour && is_busy(kPlainThreads / (channels <= 4 ? most_splits : 1) * 4, tiles))
+      pixels = 4;
+    while (splits < most_splits && !is_busy(kPlainThreads / splits * pixels, tiles)) splits *= 2;
     lanes = kPlainThreads / splits;
     blocks = count(all, std::int64_t{lanes} * pixels) * tiles;
     of_split = static_cast<int>(count(from, splits));
+    choose_step(static_cast<int>(taps));
     chunk = std::clamp(kMostWeights / (splits * weights_of_channel()), 1, whole(of_split));
     chunk = whole(chunk);
   }
-  /// Channels that are read at once.
-  int channels_at_once() const { return kAtOnce / taps_at_once; }
-  int whole(int of) const { return static_cast<int>(count(of, channels_at_once())) * channels_at_once(); }
+  /// So many channels in whole steps.
+  int whole(int of) const { return static_cast<int>(count(of, step.channels)) * step.channels; }
   int weights_of_channel() const { return padded_taps * channels; }
   /// In shared memory: weights, and then sums of splits.
   int shared_elements() const {
@@ -62,14 +73,30 @@ struct PlainTiles {
 
   // An H100 runs as many at once; of many sums two thirds.
   static constexpr std::int64_t kBusyBlocks = 132 * 3;
-  static constexpr int kMostWeights = 4096;
+  static constexpr int kMostWeights = 6144, kMostShared = (48 << 10) / 4;
   int channels = 0, tiles = 0;  // of `to`: of a thread, and how many such tiles there are
   int pixels = 2;               // of a thread
-  int taps_at_once = 1, padded_taps = 1;
+  PlainStep step = kPlainSteps[0];
+  int padded_taps = 1;
   int splits = 1, lanes = kPlainThreads;
   std::int64_t blocks = 0;  // of a group
   int of_split = 1;         // channels of `from`, of which the last split may have fewer
   int chunk = 1;            // of these, whose weights are in shared memory at once
+
+ private:
+  /// The step of least reads, those of taps and channels that do not exist among them, whose weights fit.
+  /// Cache lines of more than two channels would not stay until their next taps.
+  void choose_step(int taps) {
+    std::int64_t least = 0;
+    for (const PlainStep& s : kPlainSteps) {
+      const std::int64_t of_taps = count(taps, s.taps),
+                         reads = of_taps * count(of_split, s.channels) * s.reads();
+      const bool fits = can_read(s, pixels) && of_taps * s.reads() * channels * splits <= kMostShared,
+                 stays = of_taps == 1 || s.channels <= 2;
+      if (!fits || !stays || (least > 0 && reads >= least)) continue;
+      step = s, padded_taps = static_cast<int>(of_taps) * s.taps, least = reads;
+    }
+  }
 };
 
 /// What threads compute: conv2d from y to x, of some images.

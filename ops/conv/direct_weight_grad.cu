@@ -10,12 +10,13 @@
 // kernel, all in a fixed order. Taps outside of y add products with 0: x that is not finite there makes sums
 // that are not.
 //
-// On an H200, of 297 random layers (bench/fit_conv_estimates.py) it is the fastest of 86 in float32, 64 in
-// TF32 and 53 in bfloat16: [32,16,7,13] by 528 channels in 16 groups of 1x9, stride 2, takes 14 us in float32
+// On an H200, of 307 random layers (bench/fit_conv_estimates.py) it is the fastest of 85 in float32, 65 in
+// TF32 and 54 in bfloat16: [32,16,7,13] by 528 channels in 16 groups of 1x9, stride 2, takes 14 us in float32
 // (strips 36, cuDNN 33); [64,48,28,8] by 1,536 in 16 groups, 4x1, stride (1,5): 145 (boxes 341, cuDNN 363).
 // What mattered: that all of a pixel's loads come before its products, and that taps lie in shared memory,
 // not in parameters, by whose index each load waited for three others: in float32 0.89 of the time where it
-// is the fastest (0.46 to 1.35; longer where blocks are few, as of [128,1,13,1] by 96 channels of 7x6).
+// is the fastest (0.46 to 1.35); and that blocks are as many as run at once, though they have few pixels then
+// ([128,1,13,1] by 96 channels of 7x6: 15 us, 23 with 1,024 pixels at least; cuDNN 17).
 #include <algorithm>
 #include <iterator>
 #include <utility>
