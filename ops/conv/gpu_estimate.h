@@ -29,7 +29,23 @@ namespace tapedeck::conv_estimate {
 
 using conv_gemm::Plan;
 
-/// Products of gathered tiles: those of all thread blocks, and of the turns that they run in.
+/// Cache lines of y in nchw that a warp's load meets for 32 neighbouring pixels of x: more the larger the
+/// stride, and where rows are short.
+inline double lines_of_warp(const ConvCall& c) {
+  const double columns = static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)),
+               of_row = columns * static_cast<double>(c.g.w.stride * c.operands.element_bytes) / 128;
+  return std::min(32.0, std::max(1.0, of_row) * 32 / columns);
+}
+
+/// Results of a forward pass in nchw, in microseconds as moved(), as often as rows of x are shorter than 32
+/// pixels: rows of results are written in parts.
+inline double in_short_rows(const ConvCall& c, double results) {
+  if (c.pass != ConvPass::forward || c.layout == Layout::nhwc) return 0;
+  return results * (32 / static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)) - 1);
+}
+
+/// Products of gathered tiles: those of all thread blocks, and of the turns that they run in; and of the
+/// phase of most taps.
 inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
   const conv_gemm::GemmTile tile = conv_gemm::map_tile(p, true);
   double blocks = 0, chunks = 0;
@@ -43,9 +59,10 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
   const double turns = std::ceil(blocks * across / 132), of_turns = turns * chunks / std::max(1.0, blocks);
   const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
   const double in = images_moved(c, transposed), out = images_moved(c, !transposed);
-  // Neighbouring results of an nchw tensor are a stride apart; channels last, vectors may be incomplete.
-  const double apart = last ? (p.from_channels % p.vector != 0 ? of_turns * tile.m / 1e3 : 0)
-                            : (transposed && c.g.w.stride > 1 ? out : 0);
+  // Neighbouring results of an nchw tensor are a stride apart, or what they read; channels last, vectors may
+  // be incomplete.
+  const double of_lines = transposed ? (c.g.w.stride > 1 ? out : 0) : in * (lines_of_warp(c) - 1),
+               apart = last ? (p.from_channels % p.vector != 0 ? of_turns * tile.m / 1e3 : 0) : of_lines;
   return {1,
           of_turns * tile.m * tile.n / 1e5,
           of_turns * (tile.m + tile.n) / 1e3,
@@ -53,7 +70,10 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
           in,
           out,
           apart,
-          weight_moved(c)};
+          weight_moved(c),
+          in_short_rows(c, out),
+          transposed && !last ? p.most_chunks() / 10.0 : 0,
+          transposed && !last ? out * static_cast<double>(c.g.w.stride - 1) : 0};
 }
 
 /// Hopper's products, of which wgmma_choice.h knows the clocks.
@@ -88,28 +108,27 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   if (last && p.to_channels % (16 / c.operands.element_bytes) != 0)
     t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) /
             static_cast<double>(p.to_channels) * static_cast<double>(count(p.to_channels, 8) * 8) / 1e6;
+  t[12] = in_short_rows(c, out);
+  t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
   return t;
 }
 
-/// conv2d of nchw images by direct kernels: products, loads, the cache lines that these meet, and weights
-/// that blocks of threads bring; and what a thread does in all turns of blocks.
+/// conv2d of nchw images by direct kernels: products and reads of a thread in all turns of blocks; loads, the
+/// cache lines that these meet, and weights that blocks of threads bring; and sums that splits add.
 inline Terms of_direct_plain(const ConvCall& c) {
-  // More the larger the stride, and where rows of x are short.
-  const double columns = static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)),
-               of_row = columns * static_cast<double>(c.g.w.stride * c.operands.element_bytes) / 128,
-               lines = std::min(32.0, std::max(1.0, of_row) * 32 / columns);
   const conv_direct::PlainTiles tiles(c.g, c.g.n);
-  const double blocks = static_cast<double>(tiles.blocks * c.g.groups),
-               steps = static_cast<double>(tiles.whole(tiles.of_split)) * tiles.padded_taps,
-               loads = blocks * conv_direct::kPlainThreads * tiles.pixels * steps / 1e9;
+  const double blocks = static_cast<double>(tiles.blocks * c.g.groups), turns = std::ceil(blocks / 264),
+               reads = static_cast<double>(tiles.whole(tiles.of_split)) * tiles.padded_taps * tiles.pixels,
+               loads = blocks * conv_direct::kPlainThreads * reads / 1e9;
   return {1,
-          loads * tiles.channels,
+          turns * reads * tiles.channels / 1e4,
           loads,
-          loads * lines,
+          loads * lines_of_warp(c),
           images_moved(c, false),
           images_moved(c, true),
-          std::ceil(blocks / 264) * steps / 1e3,
-          blocks * static_cast<double>(c.g.group_co()) * tiles.weights_of_channel() / 1e6};
+          turns * reads / 1e3,
+          blocks * static_cast<double>(c.g.group_co()) * tiles.weights_of_channel() / 1e6,
+          tiles.splits > 1 ? turns * tiles.channels * tiles.pixels / 1e2 : 0};
 }
 
 /// Direct kernels: what threads load and multiply, of whole blocks of threads; and the turns of blocks.
@@ -145,7 +164,9 @@ inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
           images_moved(c, !transposed),
           turns,
           turns * channels,
-          std::ceil(tiles * across / 264) / 10};
+          std::ceil(tiles * across / 264) / 10,
+          in_short_rows(c, images_moved(c, !transposed)),
+          static_cast<double>(most_h) * most_w * p.from_channels / 10};
 }
 
 /// Planes of y, in thousands, and their elements, in millions, of as many planes as fill whole turns of 264
@@ -231,7 +252,8 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
           convolved ? 0 : parts * static_cast<double>(z.calls(last)),
           convolved ? products : 0,
           convolved ? parts : 0,
-          convolved ? in : 0};
+          convolved ? in : 0,
+          in_short_rows(c, images_moved(c, !transposed))};
 }
 
 /// The weight's gradient in gathered tiles; parts of sums are written and added.
@@ -325,7 +347,8 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           images_moved(c, true),
           images_moved(c, false),
           weight_moved(c),
-          effort.weights / 1e3};
+          effort.weights / 1e3,
+          in_short_rows(c, images_moved(c, false))};
 }
 
 /// The terms of an algorithm that can compute the call, else perhaps none; `strip`: what strips would do.
