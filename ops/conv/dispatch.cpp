@@ -9,6 +9,7 @@
 #include <tapedeck/core/backend.h>
 #include <tapedeck/core/parallel.h>
 #include <tapedeck/core/simd.h>
+#include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/cost.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/fast.h>
@@ -211,38 +212,86 @@ ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layou
       dtype == DType::float64 ? weight_grad_costs<double>(g, layout) : weight_grad_costs<float>(g, layout));
 }
 
-/// Calls f with float or double tensors: half types are computed in float32.
+bool is_half(const Tensor& x) {
+  return x.dtype() == DType::bfloat16 || x.dtype() == DType::float16;
+}
+
+/// Half types are computed in float32: of so many images at a time, whose copies of x and y the caches hold.
+/// Fewer would leave threads without work. Products of a pixel's channels need all images' rows.
+std::int64_t images_at_once(const ConvTranspose2dGeometry& g, ConvPath path) {
+  constexpr std::int64_t kPartBytes = 8 << 20;
+  const std::int64_t elements = g.ci * g.h.in * g.w.in + g.co * g.h.out * g.w.out,
+                     bytes = std::max<std::int64_t>(1, elements) * static_cast<std::int64_t>(sizeof(float));
+  return path == ConvPath::matrix
+             ? std::max<std::int64_t>(1, g.n)
+             : std::clamp<std::int64_t>(kPartBytes / bytes, 1, std::max<std::int64_t>(1, g.n));
+}
+/// Calls f with the geometry of each part, and its first image and the one behind its last; at least once.
 template <class F>
-void in_computing_type(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& out, F f) {
-  if (out.dtype() == DType::float64) return f.template operator()<double>(a, b, bias, out);
-  if (out.dtype() == DType::float32) return f.template operator()<float>(a, b, bias, out);
-  const Tensor wide = Tensor::empty(out.shape(), {DType::float32, out.device(), out.layout()});
-  f.template operator()<float>(a.to(DType::float32), b.to(DType::float32),
-                               bias.defined() ? bias.to(DType::float32) : Tensor(), wide);
-  out.copy_(wide);
+void for_parts(const ConvTranspose2dGeometry& g, ConvPath path, const F& f) {
+  const std::int64_t most = images_at_once(g, path);
+  std::int64_t begin = 0;
+  do {
+    ConvTranspose2dGeometry part = g;
+    part.n = std::min(most, g.n - begin);
+    f(part, begin, begin + part.n);
+    begin += part.n;
+  } while (begin < g.n);
+}
+Tensor floats(const Tensor& x) {
+  return x.defined() ? x.to(DType::float32) : x;
+}
+Tensor empty_floats(const Tensor& like) {
+  return Tensor::empty(like.shape(), {DType::float32, like.device(), like.layout()});
+}
+
+template <class T>
+void convolve_as(ConvPath path, Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from,
+                 const Tensor& w, const Tensor& bias, const Tensor& to, double slope) {
+  if (path == ConvPath::matrix) return matrix<T>(g, direction, from, w, bias, to, slope);
+  if (path == ConvPath::planes) return correlate<T>(g, direction, from, w, bias, to, slope);
+  if constexpr (kHasInPlace) {
+    if (path == ConvPath::in_place) return in_place_plain<T>(g, from, w, bias, to, slope);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (path == ConvPath::winograd) return winograd(g, direction, from, w, bias, to, slope);
+    if (kHasDepthwise && path == ConvPath::depthwise) {
+      return direction == Direction::plain ? depthwise_plain(g, from, w, bias, to, slope)
+                                           : depthwise_transposed(g, from, w, bias, to, slope);
+    }
+  }
+  windows<T>(g, direction, lanes_of(path), from, w, bias, to, slope);
 }
 
 void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry& g, const Tensor& from,
-              const Tensor& w, const Tensor& bias, const Tensor& to, double slope) {
-  in_computing_type(from, w.to(Layout::nchw), bias, to,
-                    [&]<class T>(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& out) {
-                      if (path == ConvPath::matrix) return matrix<T>(g, direction, a, b, start, out, slope);
-                      if (path == ConvPath::planes)
-                        return correlate<T>(g, direction, a, b, start, out, slope);
-                      if constexpr (kHasInPlace) {
-                        if (path == ConvPath::in_place) return in_place_plain<T>(g, a, b, start, out, slope);
-                      }
-                      if constexpr (std::is_same_v<T, float>) {
-                        if (path == ConvPath::winograd)
-                          return winograd(g, direction, a, b, start, out, slope);
-                        if (kHasDepthwise && path == ConvPath::depthwise) {
-                          return direction == Direction::plain
-                                     ? depthwise_plain(g, a, b, start, out, slope)
-                                     : depthwise_transposed(g, a, b, start, out, slope);
-                        }
-                      }
-                      windows<T>(g, direction, lanes_of(path), a, b, start, out, slope);
-                    });
+              const Tensor& weight, const Tensor& bias, const Tensor& to, double slope) {
+  const Tensor w = weight.to(Layout::nchw);
+  if (to.dtype() == DType::float64) return convolve_as<double>(path, direction, g, from, w, bias, to, slope);
+  if (!is_half(to)) return convolve_as<float>(path, direction, g, from, w, bias, to, slope);
+  const Tensor wide_w = floats(w), wide_bias = floats(bias);
+  const Tensor wide = empty_floats(to.slice(0, std::min(g.n, images_at_once(g, path))));
+  for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
+    const Tensor results = wide.slice(0, part.n);
+    convolve_as<float>(path, direction, part, floats(from.slice(begin, end)), wide_w, wide_bias, results,
+                       slope);
+    to.slice(begin, end).copy_(results);
+  });
+}
+
+template <class T>
+void weight_grad_as(ConvPath path, const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                    const Tensor& w) {
+  if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, x, y, w);
+  if (path == ConvPath::planes) return pixel_sums<T>(g, x, y, w);
+  if constexpr (kHasInPlace) {
+    if (path == ConvPath::in_place) return in_place_weight_grad<T>(g, x, y, w);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (path == ConvPath::winograd) return winograd_weight_grad(g, x, y, w);
+    if (kHasDepthwise && path == ConvPath::depthwise) return depthwise_weight_grad(g, x, y, w);
+  }
+  if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, x, y, w);
+  weight_grad<T>(g, x, y, w);
 }
 
 }  // namespace
@@ -284,21 +333,15 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   }
   const ConvPath path = choose_weight_grad(g, w.dtype(), y.layout());
   if (path == ConvPath::reference) return reference::weight_grad(g, x, y, w);
-  in_computing_type(x, y, {}, w,
-                    [&]<class T>(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& out) {
-                      if (path == ConvPath::matrix) return matrix_weight_grad<T>(g, a, b, out);
-                      if (path == ConvPath::planes) return pixel_sums<T>(g, a, b, out);
-                      if constexpr (kHasInPlace) {
-                        if (path == ConvPath::in_place) return in_place_weight_grad<T>(g, a, b, out);
-                      }
-                      if constexpr (std::is_same_v<T, float>) {
-                        if (path == ConvPath::winograd) return winograd_weight_grad(g, a, b, out);
-                        if (kHasDepthwise && path == ConvPath::depthwise)
-                          return depthwise_weight_grad(g, a, b, out);
-                      }
-                      if (path == ConvPath::channelwise) return channelwise_weight_grad<T>(g, a, b, out);
-                      weight_grad<T>(g, a, b, out);
-                    });
+  if (w.dtype() == DType::float64) return weight_grad_as<double>(path, g, x, y, w);
+  if (!is_half(w)) return weight_grad_as<float>(path, g, x, y, w);
+  const Tensor sum = empty_floats(w), of_part = g.n > images_at_once(g, path) ? empty_floats(w) : Tensor();
+  for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
+    const Tensor& to = begin == 0 ? sum : of_part;
+    weight_grad_as<float>(path, part, floats(x.slice(begin, end)), floats(y.slice(begin, end)), to);
+    if (begin > 0) arithmetic(Arithmetic::add, sum, to, sum);
+  });
+  w.copy_(sum);
 }
 
 }  // namespace cpu
