@@ -230,7 +230,7 @@ TEST(ConvDirectPlan, StepsFitTheKernel) {
 }
 // Weights of all splits of one step's channels, of the most taps and channels.
 TEST(ConvDirectPlan, WeightsFitSharedMemory) {
-  for (std::int64_t images : {1, 100})
+  for (std::int64_t images : {1, 25, 100})
     for (std::int64_t to : {1, 8, 16, 20})
       for (std::int64_t taps = 1; taps <= kMostTaps; ++taps) {
         const ConvAxis h{.in = 32, .out = 32}, w{.in = 32, .out = 32 + taps - 1, .kernel = taps};

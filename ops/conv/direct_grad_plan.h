@@ -46,7 +46,7 @@ struct GradTiles {
     splits = count(pixels, split_pixels);
   }
 
-  // As many as an H100 runs at once, of few pixels if need be; some turns of them, where threads then have
+  // Blocks that keep an H100 busy, of few pixels if need be; and some turns of them, where threads then have
   // more than a few. (More turns of few pixels took up to 1.3 times as long.)
   static constexpr std::int64_t kFewBlocks = 132 * 4, kBusyBlocks = 132 * 8;
   static constexpr std::int64_t kLeastPixels = kGradThreads * 4;

@@ -3,15 +3,16 @@
 //
 //   x[n, ci, pixel] = bias[ci] + sum over co and taps: w[ci, co, tap] * y[n, co, what the tap reaches]
 //
-//     4 taps of a channel of y, or 3 of 2 --global, first-level cache--> registers --+
-//   weights [channel][tap][tile] --shared memory, the same for all threads of a warp-----------+--> sums
+//   some taps of some channels of y (PlainStep) --global, first-level cache--> registers --+
+//   weights [channel][tap][tile] --shared memory, the same for all threads of a warp-------+--> sums
 //
 // Each element that is read is multiplied by the weights of a tile of channels. Taps of a row, one after the
-// other, find their cache lines in the first-level cache: all of a channel's taps come before the next
-// channel, since strided rows of all channels would not stay. Which taps are inside of the image are bits of
-// a number for each pixel. Where pixels are few, rows of a block's threads share the channels of y, so that
-// an input's gradient of 16,000 pixels has enough threads. Rows of y that no tap reaches are not read.
-// Taps outside of y add products with 0: weights that are not finite make results that are not.
+// other, find their cache lines in the first-level cache: all of a channel's taps, or of two channels,
+// come before the next ones, since strided rows of all channels would not stay. Which taps are inside of the
+// image are bits of a number for each pixel. Where pixels are few, rows of a block's threads share the
+// channels of y, so that an input's gradient of 16,000 pixels has enough threads. Rows of y that no tap
+// reaches are not read. Taps outside of y add products with 0: weights that are not finite make results that
+// are not.
 //
 // On an H200, of 353 random layers (bench/fit_conv_estimates.py) it is the fastest of 80 in float32, 50 in
 // TF32 and 40 in bfloat16; with 1,024 pixels a block and taps before channels it was of 13, 8 and 6, and took
@@ -21,8 +22,8 @@
 // clocks. What mattered: loads without branches (up to 1.8 times in bfloat16); pixels or splits
 // (direct_plain.h); no products with taps that do not exist (3x3 in fours took 1.2 times as long), and 17 to
 // 20 channels in one tile (1.2 times). What did not: splits until there are eight blocks for each
-// multiprocessor (1.09 times as long); eight reads at once (1.0 to 1.1, but 0.85 to 0.95 for up to eight
-// channels); more kinds of steps (1.05).
+// multiprocessor (1.09 times as long); more kinds of steps (1.05); eight reads at once, 1.0 to 1.1 times as
+// long, though for up to eight channels of x 0.85 to 0.95, or 1.2 where threads do little.
 #include <tapedeck/ops/conv/direct_plain.h>
 
 #include <iterator>

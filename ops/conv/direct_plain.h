@@ -19,11 +19,11 @@ using conv_gemm::count;
 inline constexpr int kPlainThreads = 256, kMostSplits = 8;
 inline constexpr int kMostTaps = 64;  // bits of PlainPlan::Reads
 inline constexpr int kChannelTiles[] = {1, 2, 4, 8, 12, 16, 20};
-inline constexpr int kMostOfFew = 16;  // channels of which a thread has some where threads are few
+inline constexpr int kMostOfFew = 16;  // the most channels of a thread where pixels do not keep the GPU busy
 inline constexpr int kMostOfFour = 8;  // channels of which a thread may have those of four pixels
 
-/// What a thread reads at once of each of its pixels: so many taps of so many channels. (Of more, or by more
-/// kinds of steps, layers took up to 1.1 times as long: more instructions to bring.)
+/// What a thread reads at once of each of its pixels: so many taps of so many channels. (By more, or more
+/// kinds of steps, most layers took up to 1.1 times as long: more instructions to bring.)
 struct PlainStep {
   int taps, channels;
   constexpr int reads() const { return taps * channels; }

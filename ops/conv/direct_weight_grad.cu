@@ -15,7 +15,7 @@
 // (strips 36, cuDNN 33); [64,48,28,8] by 1,536 in 16 groups, 4x1, stride (1,5): 145 (boxes 341, cuDNN 363).
 // What mattered: that all of a pixel's loads come before its products, and that taps lie in shared memory,
 // not in parameters, by whose index each load waited for three others: in float32 0.89 of the time where it
-// is the fastest (0.46 to 1.35); and that blocks are as many as run at once, though they have few pixels then
+// is the fastest (0.46 to 1.35); and that blocks keep the GPU busy, though they have few pixels then
 // ([128,1,13,1] by 96 channels of 7x6: 15 us, 23 with 1,024 pixels at least; cuDNN 17).
 #include <algorithm>
 #include <iterator>

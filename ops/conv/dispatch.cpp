@@ -212,19 +212,22 @@ ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layou
       dtype == DType::float64 ? weight_grad_costs<double>(g, layout) : weight_grad_costs<float>(g, layout));
 }
 
-bool is_half(const Tensor& x) {
+bool has_half_type(const Tensor& x) {
   return x.dtype() == DType::bfloat16 || x.dtype() == DType::float16;
 }
 
-/// Half types are computed in float32: of so many images at a time, whose copies of x and y the caches hold.
-/// Fewer would leave threads without work. Products of a pixel's channels need all images' rows.
+/// Half types are computed in float32, in nearly equal parts of so many images: whose float32 copies of x and
+/// y have kPartBytes, or four times the weight's, which each part reads or adds to; one at least. Products of
+/// one pixel's channels have all images as their rows.
 std::int64_t images_at_once(const ConvTranspose2dGeometry& g, ConvPath path) {
-  constexpr std::int64_t kPartBytes = 8 << 20;
-  const std::int64_t elements = g.ci * g.h.in * g.w.in + g.co * g.h.out * g.w.out,
-                     bytes = std::max<std::int64_t>(1, elements) * static_cast<std::int64_t>(sizeof(float));
-  return path == ConvPath::matrix
-             ? std::max<std::int64_t>(1, g.n)
-             : std::clamp<std::int64_t>(kPartBytes / bytes, 1, std::max<std::int64_t>(1, g.n));
+  constexpr std::int64_t kPartBytes = 8 << 20, kWeights = 4;
+  const std::int64_t of_image = std::max<std::int64_t>(1, g.ci * g.h.in * g.w.in + g.co * g.h.out * g.w.out),
+                     of_part = std::max<std::int64_t>(kPartBytes / static_cast<std::int64_t>(sizeof(float)),
+                                                      kWeights * g.weight_shape().count()),
+                     all = std::max<std::int64_t>(1, g.n);
+  if (path == ConvPath::matrix) return all;
+  const std::int64_t parts = ConvAxis::ceil_div(all, std::clamp<std::int64_t>(of_part / of_image, 1, all));
+  return ConvAxis::ceil_div(all, parts);
 }
 /// Calls f with the geometry of each part, and its first image and the one behind its last; at least once.
 template <class F>
@@ -267,7 +270,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
               const Tensor& weight, const Tensor& bias, const Tensor& to, double slope) {
   const Tensor w = weight.to(Layout::nchw);
   if (to.dtype() == DType::float64) return convolve_as<double>(path, direction, g, from, w, bias, to, slope);
-  if (!is_half(to)) return convolve_as<float>(path, direction, g, from, w, bias, to, slope);
+  if (!has_half_type(to)) return convolve_as<float>(path, direction, g, from, w, bias, to, slope);
   const Tensor wide_w = floats(w), wide_bias = floats(bias);
   const Tensor wide = empty_floats(to.slice(0, std::min(g.n, images_at_once(g, path))));
   for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
@@ -334,7 +337,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   const ConvPath path = choose_weight_grad(g, w.dtype(), y.layout());
   if (path == ConvPath::reference) return reference::weight_grad(g, x, y, w);
   if (w.dtype() == DType::float64) return weight_grad_as<double>(path, g, x, y, w);
-  if (!is_half(w)) return weight_grad_as<float>(path, g, x, y, w);
+  if (!has_half_type(w)) return weight_grad_as<float>(path, g, x, y, w);
   const Tensor sum = empty_floats(w), of_part = g.n > images_at_once(g, path) ? empty_floats(w) : Tensor();
   for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
     const Tensor& to = begin == 0 ? sum : of_part;

@@ -44,8 +44,8 @@ inline double in_short_rows(const ConvCall& c, double results) {
   return results * (32 / static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)) - 1);
 }
 
-/// Products of gathered tiles: those of all thread blocks, and of the turns that they run in; and of the
-/// phase of most taps.
+/// Products of gathered tiles: those of all thread blocks, and of the turns that they run in; of the phase of
+/// most taps; and what results in nchw take that are written in parts.
 inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
   const conv_gemm::GemmTile tile = conv_gemm::map_tile(p, true);
   double blocks = 0, chunks = 0;
@@ -131,7 +131,8 @@ inline Terms of_direct_plain(const ConvCall& c) {
           tiles.splits > 1 ? turns * tiles.channels * tiles.pixels / 1e2 : 0};
 }
 
-/// Direct kernels: what threads load and multiply, of whole blocks of threads; and the turns of blocks.
+/// Direct kernels: what threads load and multiply, of whole blocks of threads; the turns of blocks; results
+/// in short rows; and what a thread of the phase of most taps does.
 inline Terms of_direct_map(const ConvCall& c, const Plan& p) {
   const bool transposed = p.is_transposed;
   if (!transposed && c.layout == Layout::nchw) return of_direct_plain(c);

@@ -8,7 +8,7 @@
 // It takes memory of the device's default allocator for each direction, until the weights change or go: 1 to
 // 2.5 times theirs, and more where channels are fewer than a vector has. Where the CPU has a memory limit
 // (set_memory_limit()) nothing is kept, and what was before goes when its weights are used next. Weights that
-// are converted or laid out anew for a call (16-bit types, nhwc) keep nothing.
+// are converted or laid out anew for a call (16-bit types, nhwc) keep it for that call, if at all.
 #pragma once
 
 #include <functional>
