@@ -37,8 +37,8 @@ inline double lines_of_warp(const ConvCall& c) {
   return std::min(32.0, std::max(1.0, of_row) * 32 / columns);
 }
 
-/// Results of a forward pass in nchw, in microseconds as moved(), as often as rows of x are shorter than 32
-/// pixels: rows of results are written in parts.
+/// moved() results of a forward pass in nchw, times the rows of x that 32 pixels meet beyond the first: rows
+/// of results are written in parts.
 inline double in_short_rows(const ConvCall& c, double results) {
   if (c.pass != ConvPass::forward || c.layout == Layout::nhwc) return 0;
   return results * (32 / static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)) - 1);
