@@ -19,7 +19,6 @@ using namespace conv_direct;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::Gt;
-using testing::SizeIs;
 
 conv_gemm::ImageStrides strides(std::int64_t channels, std::int64_t h, std::int64_t w) {
   return {channels * h * w, static_cast<int>(h * w), static_cast<int>(w), 1};

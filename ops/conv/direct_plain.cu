@@ -18,12 +18,12 @@
 // TF32 and 40 in bfloat16; with 1,024 pixels a block and taps before channels it was of 13, 8 and 6, and took
 // 2.8 times as long. [32,16,7,13] of 528 channels in 16 groups of 1x9, stride 2: 14 us in float32 (wgmma 40,
 // cuDNN 38); [8,17,64,128] of 64, 3x3, stride (4,3): 90 (tensor 112, cuDNN 95). Many channels of x are not
-// for it: [64,32,13,100] of 33, 3x5, takes 179 us (tensor 105), and issues instructions in 0.58 of the
-// clocks. What mattered: loads without branches (up to 1.8 times in bfloat16); pixels or splits
-// (direct_plain.h); no products with taps that do not exist (3x3 in fours took 1.2 times as long), and 17 to
-// 20 channels in one tile (1.2 times). What did not: splits until there are eight blocks for each
-// multiprocessor (1.09 times as long); more kinds of steps (1.05); eight reads at once, 1.0 to 1.1 times as
-// long, though for up to eight channels of x 0.85 to 0.95, or 1.2 where threads do little.
+// for it: [64,32,13,100] of 33, 3x5, takes 157 us (tensor 105). What mattered: loads without branches (up
+// to 1.8 times in bfloat16); pixels or splits (direct_plain.h); no products with taps that do not exist (3x3
+// in fours took 1.2 times as long), and 17 to 20 channels in one tile (1.2 times). What did not: splits until
+// there are eight blocks for each multiprocessor (1.09 times as long); more kinds of steps (1.05); eight
+// reads at once, 1.0 to 1.1 times as long, though for up to eight channels of x 0.85 to 0.95, or 1.2 where
+// threads do little.
 #include <tapedeck/ops/conv/direct_plain.h>
 
 #include <iterator>

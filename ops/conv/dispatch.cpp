@@ -212,10 +212,6 @@ ConvPath choose_weight_grad(const ConvTranspose2dGeometry& g, DType dtype, Layou
       dtype == DType::float64 ? weight_grad_costs<double>(g, layout) : weight_grad_costs<float>(g, layout));
 }
 
-bool has_half_type(const Tensor& x) {
-  return x.dtype() == DType::bfloat16 || x.dtype() == DType::float16;
-}
-
 /// Half types are computed in float32, in nearly equal parts of so many images: whose float32 copies of x and
 /// y have kPartBytes, or four times the weight's, which each part reads or adds to; one at least. Products of
 /// one pixel's channels have all images as their rows.
@@ -270,7 +266,7 @@ void convolve(ConvPath path, Direction direction, const ConvTranspose2dGeometry&
               const Tensor& weight, const Tensor& bias, const Tensor& to, double slope) {
   const Tensor w = weight.to(Layout::nchw);
   if (to.dtype() == DType::float64) return convolve_as<double>(path, direction, g, from, w, bias, to, slope);
-  if (!has_half_type(to)) return convolve_as<float>(path, direction, g, from, w, bias, to, slope);
+  if (size_of(to.dtype()) != 2) return convolve_as<float>(path, direction, g, from, w, bias, to, slope);
   const Tensor wide_w = floats(w), wide_bias = floats(bias);
   const Tensor wide = empty_floats(to.slice(0, std::min(g.n, images_at_once(g, path))));
   for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
@@ -337,7 +333,7 @@ void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
   const ConvPath path = choose_weight_grad(g, w.dtype(), y.layout());
   if (path == ConvPath::reference) return reference::weight_grad(g, x, y, w);
   if (w.dtype() == DType::float64) return weight_grad_as<double>(path, g, x, y, w);
-  if (!has_half_type(w)) return weight_grad_as<float>(path, g, x, y, w);
+  if (size_of(w.dtype()) != 2) return weight_grad_as<float>(path, g, x, y, w);
   const Tensor sum = empty_floats(w), of_part = g.n > images_at_once(g, path) ? empty_floats(w) : Tensor();
   for_parts(g, path, [&](const ConvTranspose2dGeometry& part, std::int64_t begin, std::int64_t end) {
     const Tensor& to = begin == 0 ? sum : of_part;
