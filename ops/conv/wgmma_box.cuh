@@ -634,9 +634,9 @@ struct BoxKernel {
       const TileAt next_tile(call, min(next, all - 1));  // while the last products are under way
       consumer.finish(sums);
       if (call.splits == 1) {
-        for_joined([&]<int kPhase>() { finish.begin(sums[kPhase]); });
-        Output::write(call, tile, reinterpret_cast<const PlaceOfResult*>(memory + at.places),
-                      memory + at.staged, finish, bias, sums);
+        for_joined([&]<int kPhase>() { finish(sums[kPhase], bias); });
+        Output::write(call, kFewRegisters ? TileAt(call, t) : tile,  // else a part of it would be spilled
+                      reinterpret_cast<const PlaceOfResult*>(memory + at.places), memory + at.staged, sums);
       } else {
         float* const part =
             call.parts + static_cast<std::int64_t>(t) * (kJoined * kSums * kConsumerThreads) + threadIdx.x;

@@ -114,26 +114,24 @@ struct BoxOutput {
     __device__ explicit Finish(const BoxArguments& call) : slope(call.negative_slope) {
       if constexpr (Math::kScaled) scales = InverseScales(call.largest, call.largest_weight);
     }
-    /// Comes first, for all sums: what hardly any call needs.
-    template <int kCount>
-    __device__ __forceinline__ void begin(float (&sums)[kCount]) const {
-      if constexpr (Math::kScaled) {
-        if (scales.first == 1) return;
-#pragma unroll
-        for (float& x : sums) x *= scales.first;
-        pin(sums);  // else it would be a selection of each sum
-      }
-    }
-    /// of_channel[i]: the bias of sums i * kCount / 2 to (i + 1) * kCount / 2.
+    /// All of a thread's sums of a phase at once, before any of them is written: for each few that are
+    /// written together code would be twice as long.
     template <int kCount>
     __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
+      if constexpr (Math::kScaled) {
+        if (scales.first != 1) {  // hardly ever
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const float of_channel = bias[i * 2 / kCount];
+          for (float& x : sums) x *= scales.first;
+          pin(sums);  // else it would be a selection of each sum
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float of_channel = bias[k / 2 % 2];
         if constexpr (Math::kScaled) {
-          sums[i] = fmaf(sums[i], scales.second, of_channel);
+          sums[k] = fmaf(sums[k], scales.second, of_channel);
         } else {
-          sums[i] += of_channel;
+          sums[k] += of_channel;
         }
       }
       if (slope == 1) return;
@@ -147,26 +145,6 @@ struct BoxOutput {
     }
     float slope;
     InverseScales scales;
-  };
-
-  /// kCount sums from `first` on, finished; of those that there are.
-  template <int kCount>
-  struct Block {
-    __device__ __forceinline__ Block(const float (&sums)[kSums], int first, const Finish& finish,
-                                     const float (&bias)[2]) {
-      float of_channel[2][kCount / 2];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        of_channel[i / 2 % 2][i / 4 * 2 + i % 2] = first + i < kSums ? sums[first + i] : 0;
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float both[2] = {bias[c], bias[c]};
-        finish(of_channel[c], both);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) values[i] = of_channel[i / 2 % 2][i / 4 * 2 + i % 2];
-    }
-    float values[kCount];
   };
 
   __device__ static void load_bias(const BoxArguments& call, const TileAt& tile, float (&bias)[2]) {
@@ -183,23 +161,22 @@ struct BoxOutput {
 
   /// Finishes a warpgroup's sums and writes them.
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
-                               char* memory, const Finish& finish, const float (&bias)[2], const Sums& sums) {
-    if (call.results == BoxResults::boxes) return write_box(call, tile, memory, finish, bias, sums);
+                               char* memory, const Sums& sums) {
+    if (call.results == BoxResults::boxes) return write_box(call, tile, memory, sums);
     if constexpr (kCanBePixels)
-      if (call.results == BoxResults::pixels) return write_pixels(call, tile, memory, finish, bias, sums[0]);
+      if (call.results == BoxResults::pixels) return write_pixels(call, tile, memory, sums[0]);
     float* const staged = reinterpret_cast<float*>(memory);
     const int first = first_channel(call, tile);
     Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
     places += first_place(call);
     if constexpr (kJoined == 1) {
-      if (call.results == BoxResults::folds)
-        return write_folds(call, tile, places, to, finish, bias, sums[0]);
+      if (call.results == BoxResults::folds) return write_folds(call, tile, places, to, sums[0]);
     }
     const auto write_pairs_of = [&]<bool kFolded>() {
       if constexpr (sizeof(Value) == 2) {
-        write_halves<kFolded>(call, tile, places, memory, to, finish, bias, sums);
+        write_halves<kFolded>(call, tile, places, memory, to, sums);
       } else {
-        write_pairs<kFolded>(call, tile, places, staged, to, finish, bias, sums);
+        write_pairs<kFolded>(call, tile, places, staged, to, sums);
       }
     };
     if (kJoined == 1 && call.results == BoxResults::folded_pairs) {
@@ -207,11 +184,11 @@ struct BoxOutput {
     } else if (kJoined == 2 || call.results == BoxResults::pairs) {
       write_pairs_of.template operator()<false>();
     } else if (call.results == BoxResults::rows) {
-      write_rows(call, tile, places, staged, to, finish, bias, sums[0]);
+      write_rows(call, tile, places, staged, to, sums[0]);
     } else if (call.vectors) {
-      write_vectors(call, tile, places, staged, to + first, finish, bias, sums[0]);
+      write_vectors(call, tile, places, staged, to + first, sums[0]);
     } else {
-      write_channels(call, tile, places, to, finish, bias, sums[0]);
+      write_channels(call, tile, places, to, sums[0]);
     }
   }
 
@@ -219,7 +196,6 @@ struct BoxOutput {
   /// [channel][image][row][column], which one thread hands to the tensor memory accelerator. Of copies of
   /// channels the first has the even ones, the second the odd ones.
   __device__ __forceinline__ static void write_box(const BoxArguments& call, const TileAt& tile, char* memory,
-                                                   const Finish& finish, const float (&bias)[2],
                                                    const Sums& sums) {
     const BoxPlan& p = call.plan;
     const ResultBox& box = call.box;
@@ -237,26 +213,15 @@ struct BoxOutput {
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       if (call.log_copies > 0 && copy != odd) continue;
-      const float of_channel[2] = {bias[odd], bias[odd]};
       Value* const mine = rows + (call.log_copies == 0 ? lane / 4 * 2 + odd : lane / 4) * pitch;
-      constexpr int kGroups = kSums / 4, kAtOnce = kGroups % 4 == 0 ? 4 : kGroups % 2 == 0 ? 2 : 1;
 #pragma unroll
-      for (int group = 0; group < kGroups; group += kAtOnce) {  // of eight places
-        float finished[kAtOnce * 2 * kJoined];
+      for (int k = 0; k < kSums; k += 4) {  // of eight places
+        Pack<Value, 2 * kJoined> values;
 #pragma unroll
-        for (int i = 0; i < kAtOnce * 2 * kJoined; ++i)
-          finished[i] =
-              sums[i % kJoined][(group + i / (2 * kJoined)) * 4 + odd * 2 + i % (2 * kJoined) / kJoined];
-        finish(finished, of_channel);
-#pragma unroll
-        for (int g = 0; g < kAtOnce; ++g) {
-          const int at = place((group + g) * 4);
-          Pack<Value, 2 * kJoined> values;
-#pragma unroll
-          for (int i = 0; i < 2 * kJoined; ++i)
-            values.values[i] = convert<Value>(finished[g * 2 * kJoined + i]);
-          if (at < box.places) *reinterpret_cast<Pack<Value, 2 * kJoined>*>(mine + at * kJoined) = values;
-        }
+        for (int i = 0; i < 2 * kJoined; ++i)
+          values.values[i] = convert<Value>(sums[i % kJoined][k + odd * 2 + i / kJoined]);
+        if (place(k) < box.places)
+          *reinterpret_cast<Pack<Value, 2 * kJoined>*>(mine + place(k) * kJoined) = values;
       }
     }
     fence_async();
@@ -280,8 +245,7 @@ struct BoxOutput {
   /// rows to the tensor memory accelerator, of as many columns as a tile has, or several at once where
   /// nothing is between them. All that is left to do is about a sixth of what loops of loads and stores took.
   __device__ __forceinline__ static void write_pixels(const BoxArguments& call, const TileAt& tile,
-                                                      char* memory, const Finish& finish,
-                                                      const float (&bias)[2], const float (&sums)[kSums]) {
+                                                      char* memory, const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
     const BoxTile& t = call.tile;
     const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
@@ -297,17 +261,9 @@ struct BoxOutput {
 #pragma unroll
     for (int i = 0; i < kSums; i += 8) {  // 16 places
       if ((i / 8 & copies_mask) != copy) continue;
-      float finished[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) finished[k / 2 % 2 * 4 + k / 4 * 2 + k % 2] = sums[i + k];
-      finish(finished, bias);
       std::uint32_t words[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float* const pair = finished + k % 2 * 4 + k / 2 * 2;
-        words[k] = __builtin_bit_cast(std::uint32_t,
-                                      Pack<Value, 2>{convert<Value>(pair[0]), convert<Value>(pair[1])});
-      }
+      for (int k = 0; k < 4; ++k) words[k] = pair_of(sums[i + 2 * k], sums[i + 2 * k + 1]);
       store_transposed(to + (i * 2 << log_row), words);
     }
     fence_async();
@@ -334,7 +290,6 @@ struct BoxOutput {
   /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
   __device__ __forceinline__ static void write_rows(const BoxArguments& call, const TileAt& tile,
                                                     const PlaceOfResult* places, float* staged, Value* to,
-                                                    const Finish& finish, const float (&bias)[2],
                                                     const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -349,14 +304,13 @@ struct BoxOutput {
     for (int pass = 0; pass < (N + kStagedPlaces - 1) / kStagedPlaces; ++pass) {
       if (!writes(call, pass)) continue;
       constexpr int kAll = kStagedPlaces / 2;  // sums of a pass
-      const Block<kAll> finished(sums, pass * kAll, finish, bias);
 #pragma unroll
       for (int i = 0; i < kAll; i += 4) {
-        if (pass * kAll + i >= kSums) break;
-        const float(&of)[kAll] = finished.values;
+        const int k = pass * kAll + i;
+        if (k >= kSums) break;
         float* const at = rows + lane / 4 * kStagedPitch + i * 2 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(at) = make_float2(of[i], of[i + 1]);
-        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(of[i + 2], of[i + 3]);
+        *reinterpret_cast<float2*>(at) = make_float2(sums[k], sums[k + 1]);
+        *reinterpret_cast<float2*>(at + 8 * kStagedPitch) = make_float2(sums[k + 2], sums[k + 3]);
       }
       const int place = pass * kStagedPlaces + lane;
       const PlaceOfResult at = places[min(place, N - 1)];
@@ -378,7 +332,6 @@ struct BoxOutput {
   template <bool kFolded>
   __device__ __forceinline__ static void write_pairs(const BoxArguments& call, const TileAt& tile,
                                                      const PlaceOfResult* places, float* staged, Value* to,
-                                                     const Finish& finish, const float (&bias)[2],
                                                      const Sums& sums) {
     constexpr int kOfPlaceHere = kFolded ? 2 : kJoined, kPass = 64 / kOfPlaceHere;  // places
     constexpr int kPitch = kOfPlaceHere == 2 ? kJoinedPitch : kPairedPitch;
@@ -399,23 +352,16 @@ struct BoxOutput {
       const bool mine = place < N && exists(at, inside_tile);
 #pragma unroll
       for (int odd = 0; odd < (kFolded ? 1 : 2); ++odd) {
-        const float of_channels[2] = {bias[odd], bias[odd]};
-        // By groups of eight places.
-        constexpr int kGroups = kPass / 8, kOfGroup = 2 * kOfPlaceHere;
-        float finished[kGroups * kOfGroup];
-#pragma unroll
-        for (int i = 0; i < kGroups * kOfGroup; ++i) {
-          const int first = (pass * kGroups + i / kOfGroup) * 4, of_place = i % kOfGroup / kOfPlaceHere,
-                    k = first + of_place + (kFolded ? i % 2 : odd) * 2;
-          finished[i] = k < kSums ? sums[kFolded ? 0 : i % kJoined][k] : 0;
-        }
-        finish(finished, of_channels);
+        constexpr int kGroups = kPass / 8, kOfGroup = 2 * kOfPlaceHere;  // groups of eight places
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
-          if ((pass * kGroups + i) * 4 >= kSums) break;
+          const int first = (pass * kGroups + i) * 4;
+          if (first >= kSums) break;
           Pack<float, kOfGroup> of_group;
 #pragma unroll
-          for (int e = 0; e < kOfGroup; ++e) of_group.values[e] = finished[i * kOfGroup + e];
+          for (int e = 0; e < kOfGroup; ++e)
+            of_group.values[e] =
+                sums[kFolded ? 0 : e % kJoined][first + e / kOfPlaceHere + (kFolded ? e % 2 : odd) * 2];
           *reinterpret_cast<Pack<float, kOfGroup>*>(rows + lane / 4 * kPitch +
                                                     (i * 8 + lane % 4 * 2) * kOfPlaceHere) = of_group;
         }
@@ -441,7 +387,6 @@ struct BoxOutput {
   template <bool kFolded>
   __device__ __forceinline__ static void write_halves(const BoxArguments& call, const TileAt& tile,
                                                       const PlaceOfResult* places, char* memory, Value* to,
-                                                      const Finish& finish, const float (&bias)[2],
                                                       const Sums& sums) {
     constexpr int kOfPlaceHere = kFolded ? 2 : kJoined, kPass = 64 / kOfPlaceHere, kRowBytes = 128,
                   kRowVectors = kRowBytes / kVectorBytes, kChannels = kFolded ? 8 : 16,
@@ -475,22 +420,17 @@ struct BoxOutput {
       for (int v = 0; v < kRowVectors; v += kAtOnce) {
         const int first = (pass * kRowVectors + v) / kOfPlaceHere * 4;
         if (first >= kSums) break;
-        float finished[8];  // of a thread's first channel, then of the second one
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int group = i % 4 / 2, second = i / 4, e = i % 2, joined = kJoined - 1;
-          finished[i] = kJoined == 1
-                            ? (first + group * 4 < kSums ? sums[0][first + group * 4 + second * 2 + e] : 0)
-                            : sums[e * joined][first + second * 2 + group];
-        }
-        finish(finished, bias);
+        // Of a thread's second channel or the first one, in groups of eight places.
+        const auto sum = [&](int second, int group, int e) {
+          if constexpr (kJoined == 2) return sums[e][first + second * 2 + group];
+          const int k = first + group * 4 + second * 2 + e;
+          return k < kSums ? sums[0][k] : 0;
+        };
         std::uint32_t words[4];
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
-          const float a = kFolded ? finished[m] : finished[m % 2 * 4 + m / 2 * 2],
-                      b = kFolded ? finished[4 + m] : finished[m % 2 * 4 + m / 2 * 2 + 1];
-          words[m] = __builtin_bit_cast(std::uint32_t, Pack<Value, 2>{convert<Value>(a), convert<Value>(b)});
-        }
+        for (int m = 0; m < 4; ++m)
+          words[m] = kFolded ? pair_of(sum(0, m / 2, m % 2), sum(1, m / 2, m % 2))
+                             : pair_of(sum(m % 2, m / 2, 0), sum(m % 2, m / 2, 1));
         store_matrices(stored ^ v * kVectorBytes, words);
       }
       __syncwarp();
@@ -505,6 +445,10 @@ struct BoxOutput {
     }
   }
 
+  /// Two 16-bit results in one.
+  __device__ __forceinline__ static std::uint32_t pair_of(float a, float b) {
+    return __builtin_bit_cast(std::uint32_t, Pack<Value, 2>{convert<Value>(a), convert<Value>(b)});
+  }
   /// Where channel c of folded columns begins, from the first of `to`; or any other channel.
   __device__ __forceinline__ static std::int64_t channel_offset(const BoxArguments& call, int c) {
     const int column = c & ((1 << call.log_fold) - 1);
@@ -514,7 +458,6 @@ struct BoxOutput {
   /// places, if the fold is of two. Four threads write 16 results that are, of each of eight channels.
   __device__ __forceinline__ static void write_folds(const BoxArguments& call, const TileAt& tile,
                                                      const PlaceOfResult* places, Value* to,
-                                                     const Finish& finish, const float (&bias)[2],
                                                      const float (&sums)[kSums]) {
     const int mine = first_channel(call, tile) + channel(call, 0);
     if (mine >= call.plan.to_channels) return;
@@ -531,20 +474,16 @@ struct BoxOutput {
       for (int i = 0; i < kAtOnce; ++i) {
         const int k = first + 4 * i;
         if (!writes(call, k / 4)) continue;
-        float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-        finish(finished, bias);
+        const Pack<Value, 2> a = {convert<Value>(sums[k]), convert<Value>(sums[k + 2])},
+                             b = {convert<Value>(sums[k + 1]), convert<Value>(sums[k + 3])};
         Value* const result = to + at[i].offset;
         const bool one = exists(at[i], inside_tile);
         PlaceOfResult next = at[i];
         next.in_tile += next_column;
         const bool two = exists(next, inside_tile);
         if (whole && two) {
-          *reinterpret_cast<Pack<Value, 4>*>(result) = {
-              convert<Value>(finished[0]), convert<Value>(finished[2]), convert<Value>(finished[1]),
-              convert<Value>(finished[3])};
+          *reinterpret_cast<Pack<Value, 4>*>(result) = {a.values[0], a.values[1], b.values[0], b.values[1]};
         } else {
-          const Pack<Value, 2> a = {convert<Value>(finished[0]), convert<Value>(finished[2])},
-                               b = {convert<Value>(finished[1]), convert<Value>(finished[3])};
           if (one) *reinterpret_cast<Pack<Value, 2>*>(result) = a;
           if (two) *reinterpret_cast<Pack<Value, 2>*>(result + (1 << call.log_fold)) = b;
         }
@@ -555,27 +494,24 @@ struct BoxOutput {
   /// With the channels last, where there are no whole vectors of channels.
   __device__ __forceinline__ static void write_channels(const BoxArguments& call, const TileAt& tile,
                                                         const PlaceOfResult* places, Value* to,
-                                                        const Finish& finish, const float (&bias)[2],
                                                         const float (&sums)[kSums]) {
     const int mine = first_channel(call, tile) + channel(call, 0), to_second_channel = to_second(call);
     const unsigned inside_tile = inside(tile, tile.columns[0]);
 #pragma unroll
     for (int k = 0; k < kSums; k += 4) {
       if (!writes(call, k / 4)) continue;
-      float finished[4] = {sums[k], sums[k + 1], sums[k + 2], sums[k + 3]};
-      finish(finished, bias);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const PlaceOfResult at = places[place(k + e)];
         if (!exists(at, inside_tile) || mine >= call.plan.to_channels) continue;
         Value* const result = to + at.offset + mine;
         if (call.pairs && to_second_channel == 1) {
-          *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(finished[e]),
-                                                        convert<Value>(finished[2 + e])};
+          *reinterpret_cast<Pack<Value, 2>*>(result) = {convert<Value>(sums[k + e]),
+                                                        convert<Value>(sums[k + 2 + e])};
         } else {
-          result[0] = convert<Value>(finished[e]);
+          result[0] = convert<Value>(sums[k + e]);
           if (mine + to_second_channel < call.plan.to_channels)
-            result[to_second_channel] = convert<Value>(finished[2 + e]);
+            result[to_second_channel] = convert<Value>(sums[k + 2 + e]);
         }
       }
     }
@@ -584,7 +520,6 @@ struct BoxOutput {
   /// The same where whole vectors of channels are neighbours; `to`: of the warpgroup's first channel.
   __device__ __forceinline__ static void write_vectors(const BoxArguments& call, const TileAt& tile,
                                                        const PlaceOfResult* places, float* staged, Value* to,
-                                                       const Finish& finish, const float (&bias)[2],
                                                        const float (&sums)[kSums]) {
     constexpr int kElements = kVectorBytes / sizeof(Value), kVectorsOfPlace = kBlockChannels / kElements;
     constexpr int kPass = 128 / sizeof(Value), kPasses = (N + kPass - 1) / kPass;  // of places
@@ -608,9 +543,8 @@ struct BoxOutput {
           constexpr int kAll = kPass / 4;  // sums of a half
           const int first = pass * 2 * kAll + half * kAll;
           if (first >= kSums) break;
-          const Block<kAll> finished(sums, first, finish, bias);
           if (is_in_order(call)) {
-            stage_channels<kAll>(finished.values, first, pass * kPass, rows, kPitch);
+            stage_channels<kAll>(sums, first, pass * kPass, rows, kPitch);
           } else if constexpr (sizeof(Value) == 4) {
             const int of_row = thread / 32 * 16 + thread % 32 / 4 * 2;
 #pragma unroll
@@ -618,7 +552,7 @@ struct BoxOutput {
               if (i % 4 >= 2 || first + i >= kSums) continue;
               *reinterpret_cast<Pack<Value, 2>*>(rows + (place(first + i) - pass * kPass) * kPitch +
                                                  of_row * sizeof(Value)) = {
-                  convert<Value>(finished.values[i]), convert<Value>(finished.values[i + 2])};
+                  convert<Value>(sums[first + i]), convert<Value>(sums[first + i + 2])};
             }
           }
         }
@@ -651,7 +585,7 @@ struct BoxOutput {
   /// Of channels in order: kCount sums from `first` on, to rows of channels, one for each place from
   /// `first_place` on.
   template <int kCount>
-  __device__ __forceinline__ static void stage_channels(const float (&finished)[kCount], int first,
+  __device__ __forceinline__ static void stage_channels(const float (&sums)[kSums], int first,
                                                         int first_place, char* rows, int pitch) {
     const int lane = threadIdx.x % 32, of_warp = threadIdx.x % kWarpgroup / 32 * 16;
     if constexpr (sizeof(Value) == 2) {
@@ -661,11 +595,7 @@ struct BoxOutput {
         if (first + i >= kSums) break;
         std::uint32_t words[4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const Pack<Value, 2> pair = {convert<Value>(finished[i + 2 * k]),
-                                       convert<Value>(finished[i + 2 * k + 1])};
-          words[k] = __builtin_bit_cast(std::uint32_t, pair);
-        }
+        for (int k = 0; k < 4; ++k) words[k] = pair_of(sums[first + i + 2 * k], sums[first + i + 2 * k + 1]);
         store_transposed(shared_address(rows) +
                              ((first + i) * 2 - first_place + lane / 16 * 8 + lane % 8) * pitch +
                              (of_warp + lane / 8 % 2 * 8) * static_cast<int>(sizeof(Value)),
@@ -677,7 +607,7 @@ struct BoxOutput {
         if (first + i >= kSums) break;
         *reinterpret_cast<Value*>(rows + (place(first + i) - first_place) * pitch +
                                   (of_warp + lane / 4 + i / 2 % 2 * 8) * sizeof(Value)) =
-            convert<Value>(finished[i]);
+            convert<Value>(sums[first + i]);
       }
     }
   }
@@ -715,7 +645,6 @@ struct BoxOutput {
     float bias[2];
     load_bias(call, tile, bias);
     const Finish finish(call);
-    finish.begin(sums);
     finish(sums, bias);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {  // two channels of each of two places
