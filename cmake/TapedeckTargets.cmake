@@ -35,15 +35,16 @@ function(tapedeck_sources folder)
 endfunction()
 
 # tapedeck_micro_kernels(<source>): compiles the source once for each instruction set that this
-# architecture may have, with TAPEDECK_MICRO_ISA naming it, and adds all of them to the library. Only these
-# files may fuse multiplications and additions. TAPEDECK_MICRO_FLAGS: more flags, for these files alone.
+# architecture may have (TAPEDECK_PORTABLE: that it always has), with TAPEDECK_MICRO_ISA naming it, and adds
+# all of them to the library. Only these files may fuse multiplications and additions. TAPEDECK_MICRO_FLAGS:
+# more flags, for these files alone.
 function(tapedeck_micro_kernels source)
   set(speed $<$<CONFIG:MinSizeRel>:-O2>)
   set(flags_baseline ${speed})
   set(flags_avx2 ${speed} -mavx2 -mfma)
   set(flags_avx512 ${speed} -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma)
   set(isas baseline)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  if(NOT TAPEDECK_PORTABLE AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     set(flags_baseline "")  # for CPUs of before 2013; and for float64 where a build is for size
     list(APPEND isas avx2 avx512)
     target_compile_definitions(tapedeck PRIVATE TAPEDECK_MICRO_X86)
