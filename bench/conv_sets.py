@@ -16,6 +16,10 @@ GPU = {"kernel": [1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9], "stride": [1, 1, 2, 2, 2, 3,
 # And small ones, of which what a call costs besides is most.
 SMALL_GPU = {**GPU, "batch": [1, 1, 2, 4], "size": [1, 4, 7, 8, 13, 16, 28, 32], "channels": [1, 3, 8, 16, 33, 64, 100],
              "flops": (1e5, 3e8, 6e8), "bytes": (1e4, 1e7, 2e7)}
+# And those whose y has few channels.
+THIN_GPU = {**GPU, "kernel": [1, 2, 3, 3, 4, 4, 5, 5, 6, 7], "groups": [1], "channels": [16, 24, 32, 48, 64, 64, 96, 100, 128, 256],
+            "channels of y": [1, 1, 2, 3, 3, 4], "size": [7, 8, 14, 16, 28, 28, 31, 32, 50, 56, 62, 64, 100, 128],
+            "flops": (1e8, 1e10, 2e10), "bytes": (2e6, 1.5e8, 2e8)}
 
 
 def pair(v):
@@ -31,7 +35,7 @@ def random_sets(count, seed, kinds=CPU):
         padding = tuple(rng.randint(0, d * (k - 1)) for k, d in zip(kernel, dilation))
         extra = tuple(rng.randint(0, max(s, d) - 1) if rng.random() < 0.3 else 0 for s, d in zip(stride, dilation))
         groups = rng.choice(kinds["groups"])
-        ci, co = (groups * rng.choice(kinds["channels"]) for _ in range(2))
+        ci, co = (groups * rng.choice(kinds.get(of, kinds["channels"])) for of in ("channels", "channels of y"))
         n, h, w = rng.choice(kinds["batch"]), rng.choice(kinds["size"]), rng.choice(kinds["size"])
         case = (n, ci, h, w, co, kernel, tuple(stride), padding, extra, tuple(dilation), groups)
         if is_suitable(case, kinds):

@@ -4,7 +4,7 @@
     python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench [--times bench/results/fit]
         [--measure [wgmma,strip] [--passes fwd,dx,dw] [--commit NAME]] [--write]
 
---measure, on a GPU, times 300 random layers, 60 small ones (conv_sets.py) and those of conv_shapes.h by algorithms, all
+--measure, on a GPU, times 300 random layers, 60 small ones, 100 whose y has few channels (conv_sets.py) and those of conv_shapes.h by algorithms, all
 or those named (direct kernels take seconds for some layers, which are left out), some seconds to three minutes each, into a
 file for each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of the passes that the algorithm computes. Those
 whose kernels did not change keep theirs, and so do passes that are not among --passes.
@@ -17,10 +17,10 @@ with the factors of all layers, and of those that a fifth of the layers had no p
 """
 import argparse, gzip, json, math, os, pathlib, subprocess, sys, time
 
-from conv_sets import GPU, SMALL_GPU, random_sets, written
+from conv_sets import GPU, SMALL_GPU, THIN_GPU, random_sets, written
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "rows")
+ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "rows", "thin")
 WAYS = ("windows", "boxes", "rows")  # of wgmma, which are algorithms of weights' gradients
 MODES = (("fp32", "tf32", "bf16"), ("fp32_cl", "tf32_cl", "bf16_cl"))
 PASSES = ("fwd", "dx", "dw")
@@ -35,7 +35,7 @@ NAMED = 6  # times as much count the layers of conv_shapes.h
 def computes(algorithm, op, kernel):
     """Whether a kernel, as explain() tells it, is the algorithm's: where that cannot compute a call another one does."""
     if "thin" in kernel:
-        return False
+        return kernel == algorithm
     if op == "dw" and algorithm in WAYS:
         return kernel.startswith(f"wgmma ({algorithm}")
     return algorithm not in WAYS and not (op == "dw" and algorithm == "wgmma") and kernel.split(" ")[0] == algorithm
@@ -55,7 +55,8 @@ def bench(command, algorithm=None):
 
 def sets():
     small = {f"{name}s": case for name, case in random_sets(60, 1, SMALL_GPU).items()}
-    return written({**random_sets(300, 1, GPU), **small})
+    thin = {f"{name}t": case for name, case in random_sets(100, 2, THIN_GPU).items()}
+    return written({**random_sets(300, 1, GPU), **small, **thin})
 
 
 def passes_of(algorithm):

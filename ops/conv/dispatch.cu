@@ -139,8 +139,9 @@ Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
   return direct ? few : tiles;
 }
 
-/// Whether thin products are faster than others (H200): not where an output adds up many of them, nor where
-/// there are few of a pixel and threads' own sums do as well, or strips.
+/// Whether thin products are faster than direct kernels of a size of their own, which have no estimates
+/// (H200): not where an output adds up many of them, nor where there are few of a pixel and threads' own sums
+/// do as well, or strips.
 bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   const std::int64_t taps = g.h.kernel * g.w.kernel, products = g.co * taps;
@@ -150,7 +151,6 @@ bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   }
   if (c.layout == Layout::nhwc) return true;
   if (c.pass == ConvPass::weight_gradient) return !offer.strip || (products <= 48 && g.ci >= 32);
-  if (!offer.thin_direct) return true;
   if (c.pass == ConvPass::forward) return g.co * g.ci >= 128;
   return products >= (is_accurate(dtype) ? 48 : 27) && g.ci >= 32;
 }
@@ -180,8 +180,7 @@ Choice choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& offe
   if (offer.matrix && takes_matrix(g, dtype, y, c.pass == ConvPass::input_gradient)) return kOnePixel;
   const bool may_take = may_take_depthwise(c, offer);
   if (may_take && g.group_ci() == 1 && g.group_co() == 1) return kGroupsOfOne;
-  if (offer.thin && prefers_thin(c, dtype, offer)) return kThin;
-  if (offer.thin_direct) return kThinDirect;
+  if (offer.thin_direct) return offer.thin && prefers_thin(c, dtype, offer) ? kThin : kThinDirect;
   if (g.n == 0) return kNoImages;
   if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;
   if (dtype == DType::float64) return choose_for_float64(c, offer);

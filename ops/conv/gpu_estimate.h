@@ -23,6 +23,7 @@
 #include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/strip_plan.h>
+#include <tapedeck/ops/conv/thin_products.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::conv_estimate {
@@ -352,9 +353,57 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           in_short_rows(c, images_moved(c, false))};
 }
 
+/// Thin products: of a multiprocessor's tiles what tensor cores multiply, the elements of x, those that are
+/// copied or written by words, what is gathered or added up in shared memory, and tiles and bands; weights
+/// that blocks bring, or sums that they leave.
+inline Terms of_thin(const ConvCall& c) {
+  using namespace conv_thin;
+  const ThinPass pass = c.pass == ConvPass::forward          ? ThinPass::transposed
+                        : c.pass == ConvPass::input_gradient ? ThinPass::plain
+                                                             : ThinPass::weight;
+  const std::optional<ThinPlan> plan =
+      thin_plan(c.g, pass, c.layout, c.operands.element_bytes, c.operands.halves());
+  if (!plan) return {};
+  const ThinPlan& p = *plan;
+  const std::int64_t blocks = p.blocks();
+  double tiles = p.waves() * blocks_of_registers(pass, p.operand_parts, p.at_once), pixels = 0,
+         channels = p.channels, products = p.padded_products, shared = 0, steps = 1;
+  if (pass == ThinPass::transposed) {
+    const int rows = p.h.size + (p.h.tiles > 1 ? p.h.halo() : 0);
+    steps = count(rows, p.h.band);
+    pixels = steps * count(p.h.band * p.w.region, kThinWarps * kThinPixels) * kThinWarps * kThinPixels;
+    const auto taps = count(p.h.kernel, p.h.stride) * count(p.w.kernel, p.w.stride);
+    shared = static_cast<double>(p.h.size * p.h.stride) * count(p.w.size, 32) * 32 * p.co * taps;
+  } else {
+    const int of_step = kThinWarps * (pass == ThinPass::plain ? kThinPixels : 64 / c.operands.element_bytes);
+    pixels = count(p.h.size * p.w.size, of_step) * of_step;
+    shared = static_cast<double>(p.lines()) * p.w.region;
+    if (pass == ThinPass::weight) {
+      const auto of_block = 128 / c.operands.element_bytes;
+      channels = of_block, products = p.at_once * 16;
+      const auto others = count(p.ci, of_block) * count(p.products, p.at_once * 16);
+      tiles = static_cast<double>(count(blocks * others, kMultiprocessors) * count(p.tiles(), blocks));
+    }
+  }
+  const double elements = tiles * pixels * channels / 1e5;
+  return {1,
+          elements * products / 1e2,
+          elements,
+          p.by_words ? elements : 0,
+          tiles * pixels * products / 1e5,
+          tiles * shared / 1e5,
+          tiles * steps,
+          images_moved(c, true),
+          images_moved(c, false),
+          pass == ThinPass::weight
+              ? static_cast<double>(blocks) * p.ci * p.products / 1e6
+              : static_cast<double>(count(blocks, kMultiprocessors)) * p.weight_bytes() / 1e5};
+}
+
 /// The terms of an algorithm that can compute the call, else perhaps none; `strip`: what strips would do.
 inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
   if (algorithm == ConvAlgorithm::strip) return of_strip(c, strip);
+  if (algorithm == ConvAlgorithm::thin) return of_thin(c);
   if (c.pass == ConvPass::weight_gradient) {
     if (algorithm == ConvAlgorithm::windows) return conv_gemm::of_windows_weight_grad(c);
     if (algorithm == ConvAlgorithm::boxes) return conv_gemm::of_boxes_weight_grad(c);

@@ -34,12 +34,12 @@ using conv_gemm::Factors;
 inline constexpr int kTerms = 18;
 using Terms = std::array<double, kTerms>;
 
-/// The algorithms that have estimates. Of the weight's gradient wgmma has none, but its ways have, the last
-/// three.
+/// The algorithms that have estimates. Of the weight's gradient wgmma has none, but its ways have: windows,
+/// boxes and rows.
 inline constexpr ConvAlgorithm kEstimated[] = {
-    ConvAlgorithm::wgmma,   ConvAlgorithm::tensor,    ConvAlgorithm::strip,
-    ConvAlgorithm::direct,  ConvAlgorithm::depthwise, ConvAlgorithm::columns,
-    ConvAlgorithm::windows, ConvAlgorithm::boxes,     ConvAlgorithm::rows};
+    ConvAlgorithm::wgmma,     ConvAlgorithm::tensor,  ConvAlgorithm::strip,   ConvAlgorithm::direct,
+    ConvAlgorithm::depthwise, ConvAlgorithm::columns, ConvAlgorithm::windows, ConvAlgorithm::boxes,
+    ConvAlgorithm::rows,      ConvAlgorithm::thin};
 
 enum class ConvPass : std::uint8_t { forward, input_gradient, weight_gradient };
 

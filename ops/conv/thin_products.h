@@ -118,6 +118,7 @@ struct ThinPlan {
         co(static_cast<int>(g.co)),
         taps(static_cast<int>(g.h.kernel * g.w.kernel)),
         products(co * taps),
+        by_words(!last && g.w.in % (of_pass == ThinPass::transposed ? 4 : 16 / of_element) != 0),
         h(g.h),
         w(g.w) {
     const int vector = 16 / element_bytes, word = 4 / element_bytes, sixteens = (products + 15) / 16;
@@ -181,10 +182,21 @@ struct ThinPlan {
     return std::clamp<std::int64_t>(kMultiprocessors * fit() / others, 1, tiles());
   }
 
+  /// How long a multiprocessor has its blocks of a tile each, in the time that one takes beside as many
+  /// others as keep it busy.
+  double waves() const {
+    const int most = blocks_of_registers(pass, operand_parts, at_once);
+    const auto all = static_cast<int>((tiles() + kMultiprocessors - 1) / kMultiprocessors);
+    const int together = std::min(fit(), all), rest = all % together;
+    const auto wave = [&](int of) { return of == 0 ? 0 : std::max(1.0, of / static_cast<double>(most)); };
+    return all / together * wave(together) + wave(rest);
+  }
+
   ThinPass pass;
   bool last;  // channels
   int element_bytes, operand_parts;
   int n, ci, co, taps, products;
+  bool by_words;  // in nchw rows of x are no whole vectors, and 4 bytes are copied, or written, at a time
   ThinAxis h, w;
   Divider by_tiles_w, by_tiles_h, by_co;
   int at_once = 1;                        // times 16 products; plain: steps of products
@@ -248,15 +260,6 @@ struct ThinPlan {
     }
     cut(best);
   }
-  /// How long a multiprocessor has its blocks of a tile each, in the time that one takes beside as many
-  /// others as keep it busy.
-  double waves() const {
-    const int most = blocks_of_registers(pass, operand_parts, at_once);
-    const auto all = static_cast<int>((tiles() + kMultiprocessors - 1) / kMultiprocessors);
-    const int together = std::min(fit(), all), rest = all % together;
-    const auto wave = [&](int of) { return of == 0 ? 0 : std::max(1.0, of / static_cast<double>(most)); };
-    return all / together * wave(together) + wave(rest);
-  }
 };
 
 /// The plan, if thin kernels can compute a call on tensors of this layout. Layers for which others were found
@@ -264,9 +267,9 @@ struct ThinPlan {
 inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinPass pass, Layout layout,
                                          int element_bytes, int operand_parts) {
   const bool last = layout == Layout::nhwc;
-  const int vector = pass == ThinPass::transposed && !last ? 4 : 16 / element_bytes;
   if (g.groups != 1 || g.co > kMostChannels || g.ci < 16 || g.n == 0 || !conv_gemm::fits(g)) return {};
-  if (g.h.in * g.w.in == 0 || g.h.out * g.w.out == 0 || (last ? g.ci : g.w.in) % vector != 0) return {};
+  if (g.h.in * g.w.in == 0 || g.h.out * g.w.out == 0) return {};
+  if ((last ? g.ci * element_bytes % 16 : g.w.in * element_bytes % 4) != 0) return {};
   const std::int64_t products = g.co * g.h.kernel * g.w.kernel, bytes = g.ci * products * element_bytes;
   if (products > kMostProducts || bytes > (pass == ThinPass::weight ? 32 : 24) << 10) return {};
   // What a pixel meets of y; sizes of tiles are then far from overflowing.
@@ -275,6 +278,7 @@ inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinP
       reach(g.h) * reach(g.w) > kMostRegionBytes)
     return {};
   const ThinPlan plan(g, pass, layout, element_bytes, operand_parts);
+  if (plan.by_words && element_bytes == 4 && pass != ThinPass::weight) return {};  // others are faster
   const bool fits = plan.shared_bytes <= kMostSharedBytes;
   return fits && plan.tiles() < (std::int64_t{1} << 30) ? std::optional(plan) : std::nullopt;
 }

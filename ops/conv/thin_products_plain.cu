@@ -20,7 +20,7 @@ template <class Math, int kSteps>
 constexpr int kBlocks = blocks_of_registers(ThinPass::plain, Math::kParts == 3 ? 2 : 1, kSteps);
 
 /// kSteps of tensor cores have all products.
-template <class Math, bool kLast, int kSteps>
+template <class Math, bool kLast, bool kWords, int kSteps>
 __global__ void __launch_bounds__(kBlock, kBlocks<Math, kSteps>)
     thin_plain_kernel(const __grid_constant__ ThinArguments a) {
   using T = typename Math::Element;
@@ -110,10 +110,14 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math, kSteps>)
       const int ih = tile.h * p.h.size + row, iw = tile.w * p.w.size + column;
       return i < all && ih < p.h.x && iw < p.w.x ? ih * p.w.x + iw : -1;
     };
+    const auto bytes_from = [&](int i) {
+      const int column = tile.w * p.w.size + a.by_columns.modulo(i, a.by_columns.divide(i));
+      return (p.w.x - column) * static_cast<int>(sizeof(T));
+    };
 #pragma unroll 1
     for (int first = warp * kPixels; first < all; first += kWarps * kPixels) {
       Operand<Math, kLast ? 4 : 2> of_y[kSteps][kGroups];
-      int to[kVectors];
+      int to[kVectors], bytes[kVectors];  // bytes: by words, from a vector to its row's end
       if constexpr (kLast) {
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
@@ -131,6 +135,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math, kSteps>)
         for (int v = 0; v < kVectors; ++v) {
           const T* const of_vector = first_of(first + (v * 4 + g / 2) * W::kVector) + g % 2 * p.w.stride;
           to[v] = place_of(first + (v * 4 + t) * W::kVector);
+          if constexpr (kWords) bytes[v] = bytes_from(first + (v * 4 + t) * W::kVector);
 #pragma unroll
           for (int j = 0; j < kPairs; ++j)
 #pragma unroll
@@ -218,7 +223,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math, kSteps>)
 #pragma unroll
               for (int k = 0; k < W::kVector; ++k)
                 results[k] = sums.values[0][v * kPairs + k / 2][half * 2 + k % 2];
-              store_vector(of_channel + to[v], results);
+              store_vector<kWords>(of_channel + to[v], results, kWords ? bytes[v] : 16);
             }
           }
         }
@@ -235,14 +240,16 @@ void launch_plain(const ThinArguments& arguments, const Tensor& to) {
   a.by_region_h = Divider(p.h.region), a.by_columns = Divider(p.w.size);
   visit_thin(to, [&]<class Math, bool kLast>() {
     constexpr int kUnit = 2 / Words<Math>::kWord;
-    const auto launch = [&]<int kSteps>() {
-      const dim3 grid(grid_size("conv", p.blocks()));
-      launch_thin(thin_plain_kernel<Math, kLast, kSteps>, grid, a, to);
-    };
-    const auto launch_one = [&]<int... kUnits>(std::integer_sequence<int, kUnits...>) {
-      ((p.at_once == kUnits * kUnit ? launch.template operator()<kUnits * kUnit>() : void()), ...);
-    };
-    launch_one(std::integer_sequence<int, 1, 2, 3, 5>());
+    const dim3 grid(grid_size("conv", p.blocks()));
+    visit_rows<!kLast && sizeof(typename Math::Element) == 2>(p, [&]<bool kWords>() {
+      const auto launch = [&]<int... kUnits>(std::integer_sequence<int, kUnits...>) {
+        ((p.at_once == kUnits * kUnit
+              ? launch_thin(thin_plain_kernel<Math, kLast, kWords, kUnits * kUnit>, grid, a, to)
+              : void()),
+         ...);
+      };
+      launch(std::integer_sequence<int, 1, 2, 3, 5>());
+    });
   });
 }
 

@@ -248,9 +248,9 @@ __device__ __forceinline__ void words_across(const Vector (&rows)[8 / sizeof(T)]
   }
 }
 
-/// A vector of 16 bytes of results.
-template <class T, int N>
-__device__ __forceinline__ void store_vector(T* to, const float (&values)[N]) {
+/// A vector of 16 bytes of results; or by words its first `bytes`, what there is of a row.
+template <bool kWords = false, class T, int N>
+__device__ __forceinline__ void store_vector(T* to, const float (&values)[N], int bytes = 16) {
   static_assert(N * sizeof(T) == 16);
   using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
   std::uint32_t words[4] = {};
@@ -259,6 +259,12 @@ __device__ __forceinline__ void store_vector(T* to, const float (&values)[N]) {
     const T value = convert<T>(values[i]);
     words[i * static_cast<int>(sizeof(T)) / 4] |= std::uint32_t{reinterpret_cast<const Bits&>(value)}
                                                   << 8 * (i * static_cast<int>(sizeof(T)) % 4);
+  }
+  if constexpr (kWords) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i * 4 < bytes) reinterpret_cast<std::uint32_t*>(to)[i] = words[i];
+    return;
   }
   // The compiler stores words one by one where it is short of registers.
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]),
@@ -291,15 +297,13 @@ class ThinRing {
       : mine_(static_cast<char*>(shared) + threadIdx.x * sizeof(V)), address_(shared_address(mine_)) {}
   /// Zeros, if not `exists`.
   __device__ __forceinline__ void bring(int i, bool exists, const void* from) {
-    const unsigned to = address_ + static_cast<unsigned>(filled_ + i * kBlock * static_cast<int>(sizeof(V)));
-    const int bytes = exists ? static_cast<int>(sizeof(V)) : 0;
-    if constexpr (sizeof(V) == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                   : "memory");
-    } else {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                   : "memory");
-    }
+    copy<static_cast<int>(sizeof(V))>(address_of(i), exists, from);
+  }
+  /// By words what there is of a row: the vector's first `bytes`, and zeros.
+  __device__ __forceinline__ void bring_words(int i, int bytes, const void* from) {
+#pragma unroll
+    for (int at = 0; at < static_cast<int>(sizeof(V)); at += 4)
+      copy<4>(address_of(i) + at, at < bytes, static_cast<const char*>(from) + (at < bytes ? at : 0));
   }
   __device__ __forceinline__ void end() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -313,6 +317,22 @@ class ThinRing {
   }
 
  private:
+  __device__ __forceinline__ unsigned address_of(int i) const {
+    return address_ + static_cast<unsigned>(filled_ + i * kBlock * static_cast<int>(sizeof(V)));
+  }
+  template <int kBytesAtOnce>
+  __device__ __forceinline__ static void copy(unsigned to, bool exists, const void* from) {
+    const int bytes = exists ? kBytesAtOnce : 0;
+    if constexpr (kBytesAtOnce == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                   : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytesAtOnce),
+                   "r"(bytes)
+                   : "memory");
+    }
+  }
+
   const char* mine_;
   unsigned address_;
   int filled_ = 0, taken_ = 0;  // bytes
@@ -451,6 +471,15 @@ void visit_thin(const Tensor& tensor, const F& f) {
   if (tensor.dtype() == DType::float16) return visit.template operator()<Half<float16>>();
   if (float32_precision() == Precision::highest) return visit.template operator()<Tf32x3>();
   visit.template operator()<Tf32>();
+}
+
+/// Calls f with whether rows come by words (ThinPlan::by_words), which are kernels of their own: one more
+/// branch made others 3 to 9% slower.
+template <bool kCanBe, class F>
+void visit_rows(const ThinPlan& plan, const F& f) {
+  if constexpr (kCanBe)
+    if (plan.by_words) return f.template operator()<true>();
+  f.template operator()<false>();
 }
 
 template <class... P>

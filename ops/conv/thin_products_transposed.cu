@@ -55,7 +55,7 @@ struct Place {
 
 /// Brings what a warp multiplies to its threads' rings: of the block's parts the bands, its turns, the
 /// products at once, the channels.
-template <class T, bool kLast>
+template <class T, bool kLast, bool kWords>
 class Feed {
  public:
   static constexpr int kVector = 16 / sizeof(T), kWord = 4 / sizeof(T), kVectors = kLast ? 4 : 2 * kWord,
@@ -85,7 +85,12 @@ class Feed {
         if constexpr (kLast) {
           ring_.bring(i, channel_ < a_.plan.ci && offsets_[i] >= 0, x_ + channel_ + max(offsets_[i], 0));
         } else {
-          ring_.bring(i, channel_ + i < a_.plan.ci && offsets_[0] >= 0, at_ + i * plane_);
+          const bool exists = channel_ + i < a_.plan.ci && offsets_[0] >= 0;
+          if constexpr (kWords) {
+            ring_.bring_words(i, exists ? bytes_ : 0, at_ + i * plane_);
+          } else {
+            ring_.bring(i, exists, at_ + i * plane_);
+          }
         }
       }
       channel_ += kStep;
@@ -125,6 +130,7 @@ class Feed {
       const Place place(a_, band_, turn_ * (kLast ? kThinPixels : 8) + j * 8 + g);
       const int column = band_.column + place.column * (kLast ? 1 : 4);
       offsets_[j] = place.inside && column < p.w.x ? (place.row * p.w.x + column) * (kLast ? p.ci : 1) : -1;
+      if constexpr (kWords) bytes_ = place.inside ? (p.w.x - column) * static_cast<int>(sizeof(T)) : 0;
     }
     begin();
   }
@@ -138,6 +144,7 @@ class Feed {
   const T *x_ = nullptr, *at_ = nullptr;  // the image; this thread's next vectors, with nchw
   int plane_ = 0, channel_ = 0, steps_ = 0;
   int offsets_[kPlaces];  // of pixels in their image; -1: outside
+  int bytes_ = 0;         // by words: of the row, from this thread's vectors on
 };
 
 /// What an output's column adds: `count` products of its taps, from `first` in z's rows on.
@@ -226,12 +233,12 @@ template <class Math>
 constexpr int kBlocks = blocks_of_registers(ThinPass::transposed, Math::kParts == 3 ? 2 : 1, 0);
 
 /// kRows: times 16 products at once.
-template <class Math, bool kLast, int kRows, bool kPrologue>
+template <class Math, bool kLast, bool kWords, int kRows, bool kPrologue>
 __global__ void __launch_bounds__(kBlock, kBlocks<Math>)
     thin_transposed_kernel(const __grid_constant__ ThinArguments a) {
   using T = typename Math::Element;
   using W = Words<Math>;
-  using XFeed = Feed<T, kLast>;
+  using XFeed = Feed<T, kLast, kWords>;
   using XPrologue =
       std::conditional_t<kPrologue, ThreadPrologue<T, typename XFeed::Vector, XFeed::kVectors, kLast, false>,
                          NoPrologue>;
@@ -382,14 +389,17 @@ void launch_transposed(const ThinArguments& arguments, const Tensor& to, bool ha
     a.by_row = Divider(kLast ? p.w.region : p.w.region / 4);
     a.by_region_h = Divider(p.h.region);
     const dim3 grid(grid_size("conv", p.blocks()));
-    const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
-      ((p.at_once == kRows ? launch_thin(has_prologue ? thin_transposed_kernel<Math, kLast, kRows, true>
-                                                      : thin_transposed_kernel<Math, kLast, kRows, false>,
-                                         grid, a, to)
-                           : void()),
-       ...);
-    };
-    launch(std::integer_sequence<int, 1, 2, 3>());
+    visit_rows<!kLast && sizeof(typename Math::Element) == 2>(p, [&]<bool kWords>() {
+      const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+        ((p.at_once == kRows
+              ? launch_thin(has_prologue ? thin_transposed_kernel<Math, kLast, kWords, kRows, true>
+                                         : thin_transposed_kernel<Math, kLast, kWords, kRows, false>,
+                            grid, a, to)
+              : void()),
+         ...);
+      };
+      launch(std::integer_sequence<int, 1, 2, 3>());
+    });
   });
 }
 

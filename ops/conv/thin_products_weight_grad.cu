@@ -18,7 +18,7 @@ constexpr int kSumChannels = 128 / sizeof(T);
 
 /// Brings x to the ring. With channels last a thread has two words' pixels of a step, a vector of channels of
 /// each; else a vector of pixels, which are two steps, of channels eight apart.
-template <class T, bool kLast>
+template <class T, bool kLast, bool kWords>
 class PixelFeed {
  public:
   static constexpr int kVector = 16 / sizeof(T), kWord = 4 / sizeof(T);
@@ -61,7 +61,11 @@ class PixelFeed {
         const int channel = first + (kLast ? g * kVector : n * 8 + g);
         const bool exists = (kLast ? n < many : many > 0) && channel < p.ci;
         const int place = kLast ? (pixel + n) * p.ci + channel : channel * plane + pixel;
-        ring_.bring(n, exists, exists ? x + place : x);
+        if constexpr (kWords) {
+          ring_.bring_words(n, exists ? many * static_cast<int>(sizeof(T)) : 0, exists ? x + place : x);
+        } else {
+          ring_.bring(n, exists, exists ? x + place : x);
+        }
       }
       pixel_ += kWarps * kPixels;
       if (pixel_ >= p.h.size * p.w.size) {
@@ -81,12 +85,12 @@ class PixelFeed {
 };
 
 /// Sums of kRows times 16 products blockIdx.z, and of channels kSumChannels * blockIdx.y on.
-template <class Math, bool kLast, int kRows, bool kPrologue>
+template <class Math, bool kLast, bool kWords, int kRows, bool kPrologue>
 __global__ void __launch_bounds__(kBlock, 3)
     thin_weight_grad_kernel(const __grid_constant__ ThinArguments a) {
   using T = typename Math::Element;
   using W = Words<Math>;
-  using XFeed = PixelFeed<T, kLast>;
+  using XFeed = PixelFeed<T, kLast, kWords>;
   constexpr int kChannels = kSumChannels<T>, kProducts = kRows * 16, kColumns = kChannels / 8;
   static_assert(kColumns == W::kVector);
   const ThinPlan& p = a.plan;
@@ -127,7 +131,8 @@ __global__ void __launch_bounds__(kBlock, 3)
           words[0] = word_of(vectors[j], 2 * s), words[1] = word_of(vectors[j], 2 * s + 1);
           if constexpr (kPrologue) {
             prologue.apply(j, words);
-            if (inside <= 0) words[0] = words[1] = 0;
+            if (inside <= (kWords ? 2 * s * W::kWord : 0)) words[0] = words[1] = 0;
+            if (kWords && inside <= (2 * s + 1) * W::kWord) words[1] = 0;
           }
         }
         of_x[j] = Operand<Math, 2>(words);
@@ -140,9 +145,9 @@ __global__ void __launch_bounds__(kBlock, 3)
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
             const int pixel = (2 * s + n) * W::kWord;
-            // x's zeros do not make zeros of infinities.
+            // x's zeros do not make zeros of infinities. In nchw words exist or do not: rows have whole ones.
             std::uint32_t word = 0;
-            if (kLast ? pixel < inside : inside > 0)
+            if (kLast || kWords ? pixel < inside : inside > 0)
               word = gather(of_y + offsets[2 * m + half] + pixel * p.w.stride, p.w.stride);
             if (kLast && W::kWord == 2 && pixel + 1 >= inside) word &= 0xffff;
             words[half + 2 * n] = word;
@@ -210,14 +215,17 @@ void launch_weight_grad(const ThinArguments& arguments, const Tensor& x, const T
     using T = typename Math::Element;
     const dim3 grid(grid_size("conv", p.blocks()), static_cast<unsigned>(ceil_div(p.ci, kSumChannels<T>)),
                     static_cast<unsigned>(ceil_div(p.products, 16 * p.at_once)));
-    const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
-      ((p.at_once == kRows ? launch_thin(has_prologue ? thin_weight_grad_kernel<Math, kLast, kRows, true>
-                                                      : thin_weight_grad_kernel<Math, kLast, kRows, false>,
-                                         grid, a, w)
-                           : void()),
-       ...);
-    };
-    launch(std::integer_sequence<int, 1, 2, 3>());
+    visit_rows<!kLast>(p, [&]<bool kWords>() {
+      const auto launch = [&]<int... kRows>(std::integer_sequence<int, kRows...>) {
+        ((p.at_once == kRows
+              ? launch_thin(has_prologue ? thin_weight_grad_kernel<Math, kLast, kWords, kRows, true>
+                                         : thin_weight_grad_kernel<Math, kLast, kWords, kRows, false>,
+                            grid, a, w)
+              : void()),
+         ...);
+      };
+      launch(std::integer_sequence<int, 1, 2, 3>());
+    });
   });
 }
 
