@@ -96,7 +96,8 @@ function(tapedeck_configure_library)
     $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include> $<INSTALL_INTERFACE:include>)
   # The same bits everywhere: no fused multiply-add that the source does not ask for. Nobody reads
   # floating-point traps or errno, and their absence is what lets loops be vectorised.
-  target_compile_definitions(tapedeck PRIVATE $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL>)
+  target_compile_definitions(tapedeck PRIVATE
+    $<$<CONFIG:MinSizeRel>:TAPEDECK_SMALL> $<$<BOOL:${TAPEDECK_PORTABLE}>:TAPEDECK_PORTABLE>)
   target_compile_options(tapedeck PRIVATE
     "$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-trapping-math;-fno-math-errno>")
   target_link_libraries(tapedeck PUBLIC Threads::Threads PRIVATE JPEG::JPEG PNG::PNG ZLIB::ZLIB)

@@ -8,7 +8,7 @@ namespace tapedeck {
 namespace {
 
 InstructionSet detect() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TAPEDECK_PORTABLE)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {

@@ -21,13 +21,13 @@ enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
 
 std::string to_string(InstructionSet set);
 
-/// What simd() uses: the CPU's widest, unless limited.
+/// What simd() uses: the CPU's widest, unless limited; `baseline` of a portable build.
 InstructionSet instruction_set();
 /// Limits simd() to `widest`, for tests and measurements.
 void limit_instruction_set(InstructionSet widest);
 
 namespace detail {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TAPEDECK_PORTABLE)
 template <class F>
 [[gnu::flatten, gnu::target("avx2")]] void run_avx2(F& loop) {
   loop();
@@ -43,7 +43,7 @@ template <class F>
 /// compile those of other types than float for any CPU only, where their type T is given.
 template <class T = float, class F>
 void simd(F&& loop) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TAPEDECK_PORTABLE)
 #if defined(TAPEDECK_SMALL)
   if constexpr (!std::is_same_v<T, float>) return loop();
 #endif

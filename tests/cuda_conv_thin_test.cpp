@@ -21,8 +21,21 @@ bool is_thin(const ConvCase& c, DType dtype) {
          e.weight_gradient.kernel == "thin";
 }
 
-// y of few channels: every kernel that has products enough, and tiles of parts of rows. In nchw rows of 16
-// bits may be an even number of pixels, and of float32, for the weight's gradient alone, any.
+/// Checks all passes that thin kernels compute, if they are forced. In nchw rows of 16 bits may be an even
+/// number of pixels, and of float32, for the weight's gradient alone, any. Whether there are any.
+bool check_thin(const ConvCase& c, ConvRandom& random, DType dtype) {
+  SCOPED_TRACE(concat(c.text(), " ", dtype));
+  const bool all = c.nhwc || c.in[1] % (dtype == DType::float32 ? 4 : 2) == 0,
+             gradient = all || dtype == DType::float32;
+  EXPECT_EQ(is_thin(c, dtype), all);
+  const ConvExplanation e = cu::explain_on(geometry_of(c), dtype, c.nhwc ? Layout::nhwc : Layout::nchw, true);
+  EXPECT_EQ(e.weight_gradient.kernel == "thin", gradient);
+  if (gradient) check_transposed(c, random, {dtype, kCuda});
+  if (all) check_plain(c, random, {dtype, kCuda});
+  return gradient;
+}
+
+// y of few channels: every kernel that has products enough, and tiles of parts of rows.
 TEST_F(CudaConvThin, AllSizes) {
   Share share;
   ConvRandom random(24);
@@ -50,18 +63,8 @@ TEST_F(CudaConvThin, AllSizes) {
       for (Precision precision : {Precision::highest, Precision::high}) {
         if (precision == Precision::high && dtype != DType::float32) continue;
         set_float32_precision(precision);
-        SCOPED_TRACE(concat(c.text(), " ", dtype));
-        const bool all = c.nhwc || c.in[1] % (dtype == DType::float32 ? 4 : 2) == 0,
-                   gradient = all || dtype == DType::float32;
-        EXPECT_EQ(is_thin(c, dtype), all);
-        EXPECT_EQ(cu::explain_on(geometry_of(c), dtype, c.nhwc ? Layout::nhwc : Layout::nchw, true)
-                          .weight_gradient.kernel == "thin",
-                  gradient);
-        if (!gradient) continue;
-        check_transposed(c, random, {dtype, kCuda});
-        if (all) check_plain(c, random, {dtype, kCuda});
+        checked += check_thin(c, random, dtype);
         if (HasFailure()) return;
-        ++checked;
       }
     }
   }
@@ -69,7 +72,8 @@ TEST_F(CudaConvThin, AllSizes) {
 }
 
 // Thread blocks that go through several parts, some of several bands, of which outputs read rows before them;
-// large strides, wide padding, and more images than a grid has blocks along other axes.
+// rows that are no whole vectors, large strides, wide padding, and more images than a grid has blocks along
+// other axes.
 TEST_F(CudaConvThin, PartsOfManyBands) {
   set_conv_algorithm(ConvAlgorithm::thin);
   ConvRandom random(25);
@@ -99,12 +103,18 @@ TEST_F(CudaConvThin, PartsOfManyBands) {
           ConvCase{.n = 2, .ci = 16, .co = 2, .in = {6, 8}, .kernel = {2, 3}, .stride = {8, 7}, .nhwc = nhwc},
           ConvCase{
               .n = 3, .ci = 16, .co = 2, .in = {12, 16}, .kernel = {2, 2}, .padding = {4, 3}, .nhwc = nhwc},
+          ConvCase{.n = 600,
+          .ci = 16,
+          .co = 1,
+          .in = {14, 14},
+          .kernel = {4, 4},
+          .stride = {2, 2},
+          .padding = {1, 1},
+          .nhwc = nhwc},
+          ConvCase{.n = 300, .ci = 24, .co = 3, .in = {9, 70}, .kernel = {3, 3}, .nhwc = nhwc},
           ConvCase{.n = 70000, .ci = 16, .co = 1, .in = {1, 8}, .kernel = {1, 2}, .nhwc = nhwc}}) {
       for (DType dtype : {DType::float32, DType::bfloat16}) {
-        SCOPED_TRACE(concat(c.text(), " ", dtype));
-        EXPECT_TRUE(is_thin(c, dtype));
-        check_transposed(c, random, {dtype, kCuda});
-        check_plain(c, random, {dtype, kCuda});
+        check_thin(c, random, dtype);
         if (HasFailure()) return;
       }
     }

@@ -269,7 +269,10 @@ inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinP
   const bool last = layout == Layout::nhwc;
   if (g.groups != 1 || g.co > kMostChannels || g.ci < 16 || g.n == 0 || !conv_gemm::fits(g)) return {};
   if (g.h.in * g.w.in == 0 || g.h.out * g.w.out == 0) return {};
-  if ((last ? g.ci * element_bytes % 16 : g.w.in * element_bytes % 4) != 0) return {};
+  if (last && g.ci * element_bytes % 16 != 0) return {};
+  // Float32's forward and input gradient by words take longer than others.
+  if (!last && g.w.in * element_bytes % (element_bytes == 4 && pass != ThinPass::weight ? 16 : 4) != 0)
+    return {};
   const std::int64_t products = g.co * g.h.kernel * g.w.kernel, bytes = g.ci * products * element_bytes;
   if (products > kMostProducts || bytes > (pass == ThinPass::weight ? 32 : 24) << 10) return {};
   // What a pixel meets of y; sizes of tiles are then far from overflowing.
@@ -278,7 +281,6 @@ inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinP
       reach(g.h) * reach(g.w) > kMostRegionBytes)
     return {};
   const ThinPlan plan(g, pass, layout, element_bytes, operand_parts);
-  if (plan.by_words && element_bytes == 4 && pass != ThinPass::weight) return {};  // others are faster
   const bool fits = plan.shared_bytes <= kMostSharedBytes;
   return fits && plan.tiles() < (std::int64_t{1} << 30) ? std::optional(plan) : std::nullopt;
 }

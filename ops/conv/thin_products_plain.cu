@@ -1,7 +1,8 @@
 // The input's gradient of layers whose y has 1 to 4 channels, and the plain convolution of such images: a
 // thread block brings what a tile of x meets of y to shared memory, its warps gather what their pixels meet
 // of it to registers, all products' words, and then go through the channels of x, of which they write whole
-// vectors. Blocks go from tile to tile, three or more of a multiprocessor: while one gathers others multiply.
+// vectors, or words. Blocks go from tile to tile, three or more of a multiprocessor: while one gathers others
+// multiply.
 #include <utility>
 
 #include <tapedeck/ops/conv/thin_products_tile.cuh>

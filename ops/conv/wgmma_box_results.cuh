@@ -159,7 +159,7 @@ struct BoxOutput {
     }
   }
 
-  /// Finishes a warpgroup's sums and writes them.
+  /// Writes a warpgroup's finished sums.
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
                                char* memory, const Sums& sums) {
     if (call.results == BoxResults::boxes) return write_box(call, tile, memory, sums);
@@ -420,7 +420,8 @@ struct BoxOutput {
       for (int v = 0; v < kRowVectors; v += kAtOnce) {
         const int first = (pass * kRowVectors + v) / kOfPlaceHere * 4;
         if (first >= kSums) break;
-        // Of a thread's second channel or the first one, in groups of eight places.
+        // Of a thread's second channel or the first one: of two groups of eight places, element e of one; of
+        // joined phases place `group` of phase e.
         const auto sum = [&](int second, int group, int e) {
           if constexpr (kJoined == 2) return sums[e][first + second * 2 + group];
           const int k = first + group * 4 + second * 2 + e;
