@@ -111,6 +111,7 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
             static_cast<double>(p.to_channels) * static_cast<double>(count(p.to_channels, 8) * 8) / 1e6;
   t[12] = in_short_rows(c, out);
   t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
+  t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
   return t;
 }
 
@@ -339,8 +340,16 @@ inline Terms of_depthwise_weight_grad(const ConvCall& c) {
   return t;
 }
 
-/// Strips: in clocks at about what a multiprocessor does in one, but for stages and weights.
+/// moved() images in nchw whose rows are no multiples of so many bytes, or nothing.
+inline double of_uneven_rows(const ConvCall& c, bool x, int bytes) {
+  const std::int64_t row = (x ? c.g.w.in : c.g.w.out) * c.operands.element_bytes;
+  return c.layout == Layout::nchw && row % bytes != 0 ? images_moved(c, x) : 0;
+}
+
+/// Strips: in clocks at about what a multiprocessor does in one, but for stages and weights; of gradients
+/// rows that cannot be copied 16 bytes at a time, or not even four.
 inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) {
+  const bool gradient = c.pass != ConvPass::forward, of_weight = c.pass == ConvPass::weight_gradient;
   return {1,
           effort.bytes / 17.7 / 1700,
           effort.products / 1700,
@@ -350,7 +359,11 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           images_moved(c, false),
           weight_moved(c),
           effort.weights / 1e3,
-          in_short_rows(c, images_moved(c, false))};
+          in_short_rows(c, images_moved(c, false)),
+          of_weight ? of_uneven_rows(c, true, 16) : 0,
+          of_weight ? of_uneven_rows(c, false, 16) : 0,
+          gradient ? of_uneven_rows(c, true, 4) : 0,
+          gradient ? of_uneven_rows(c, false, 4) : 0};
 }
 
 /// Thin products: of a multiprocessor's tiles what tensor cores multiply, the elements of x, those that are
