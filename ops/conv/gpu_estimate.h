@@ -111,6 +111,7 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
             static_cast<double>(p.to_channels) * static_cast<double>(count(p.to_channels, 8) * 8) / 1e6;
   t[12] = in_short_rows(c, out);
   t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
+  // The farther apart, the more sectors are written in parts.
   t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
   return t;
 }
