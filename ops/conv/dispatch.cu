@@ -142,7 +142,7 @@ Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
 /// Whether thin products are faster than direct kernels of a size of their own, which have no estimates
 /// (H200): not where an output adds up many of them, nor where there are few of a pixel and threads' own sums
 /// do as well, or strips. (Rows of float32 that are no whole vectors, of 7 and 14 pixels: 0.74 to 0.80 of the
-/// time with 16 products, of 31 and 50 with 4 and 9: 0.98 to 1.26.)
+/// time with 16 products, of 31 and 50 with 4 and 9: 0.98 to 1.31.)
 bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   const std::int64_t taps = g.h.kernel * g.w.kernel, products = g.co * taps;

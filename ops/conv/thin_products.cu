@@ -9,11 +9,11 @@
 // x is the large side: it is read (of up to 48 products), or written, once, by whole vectors, and y's part of
 // a tile (thin_products.h) and weights are in shared memory, from where words are gathered. Where rows of
 // nchw are no whole vectors, as those of 14 pixels that MNIST's decoders have, it is by words of 4 bytes; but
-// not for float32's forward and input gradient, which then take 1.3 to 3 times as long as others, nor of an
-// odd number of 16-bit pixels. Each kernel is in a file of its own; thin_products_tile.cuh has what they
-// share. Float32 is rounded to TF32 or, at float32's accuracy, made of two TF32 numbers, of which three
-// products are added, to float32's sums every two steps: an infinity makes NaN of all that it reaches. So do
-// infinities in x of gradients of weights, of taps outside y, which are multiplied as zeros.
+// not for float32's forward and input gradient, most of which then took up to 2.5 and 5 times as long as by
+// others, nor of an odd number of 16-bit pixels. Each kernel is in a file of its own; thin_products_tile.cuh
+// has what they share. Float32 is rounded to TF32 or, at float32's accuracy, made of two TF32 numbers, of
+// which three products are added, to float32's sums every two steps: an infinity makes NaN of all that it
+// reaches. So do infinities in x of gradients of weights, of taps outside y, which are multiplied as zeros.
 //
 // On an H200, dcgan5 (64 to 3 channels, kernel 4, stride 2, x of 128 x 64 x 32 x 32), forward, input and
 // weight gradient in us; in brackets what computed it before:

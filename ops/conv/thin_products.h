@@ -270,7 +270,7 @@ inline std::optional<ThinPlan> thin_plan(const ConvTranspose2dGeometry& g, ThinP
   if (g.groups != 1 || g.co > kMostChannels || g.ci < 16 || g.n == 0 || !conv_gemm::fits(g)) return {};
   if (g.h.in * g.w.in == 0 || g.h.out * g.w.out == 0) return {};
   if (last && g.ci * element_bytes % 16 != 0) return {};
-  // Float32's forward and input gradient by words take longer than others.
+  // By words float32's forward and input gradient mostly take longer than others.
   if (!last && g.w.in * element_bytes % (element_bytes == 4 && pass != ThinPass::weight ? 16 : 4) != 0)
     return {};
   const std::int64_t products = g.co * g.h.kernel * g.w.kernel, bytes = g.ci * products * element_bytes;

@@ -474,7 +474,7 @@ void visit_thin(const Tensor& tensor, const F& f) {
 }
 
 /// Calls f with whether rows come by words (ThinPlan::by_words), which are kernels of their own: one more
-/// branch made others 3 to 9% slower.
+/// branch made those of dcgan5 1 to 9% slower, and one layer's 2.4 times.
 template <bool kCanBe, class F>
 void visit_rows(const ThinPlan& plan, const F& f) {
   if constexpr (kCanBe)

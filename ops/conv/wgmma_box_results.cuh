@@ -115,7 +115,7 @@ struct BoxOutput {
       if constexpr (Math::kScaled) scales = InverseScales(call.largest, call.largest_weight);
     }
     /// All of a thread's sums of a phase at once, before any of them is written: for each few that are
-    /// written together code would be twice as long.
+    /// written together code would be 1.4 times as long.
     template <int kCount>
     __device__ __forceinline__ void operator()(float (&sums)[kCount], const float (&bias)[2]) const {
       if constexpr (Math::kScaled) {
