@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt.
+// Matrix products by cuBLASLt, or some of float32's accuracy by tiles (matmul_tiles.cu).
 //
 // cuBLASLt's matrices are column-major, so what it computes is out^T = op(b)^T op(a)^T: b comes first, and a
 // row-major matrix is its own transpose. The bias, one number for each column of out, is then one for each
@@ -21,6 +21,7 @@
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/ops/strided.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/ops/matmul_tiles.cuh>
 
 namespace tapedeck::cu {
 
@@ -59,6 +60,10 @@ struct Types {
     if (data != CUDA_R_32F) return;
     if (float32_precision() == Precision::high) compute = CUBLAS_COMPUTE_32F_FAST_TF32;
     if (float32_precision() == Precision::medium) compute = CUBLAS_COMPUTE_32F_FAST_16BF;
+  }
+  /// Of float32's accuracy.
+  bool are_accurate() const {
+    return data == CUDA_R_32F && result == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F;
   }
   cudaDataType_t data, result, scale = CUDA_R_32F;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -112,6 +117,10 @@ MatrixLayout matrix(cudaDataType_t type, std::int64_t rows, std::int64_t columns
 std::uint32_t alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer) | 256;
   return static_cast<std::uint32_t>(address & -address);
+}
+
+bool takes_tiles(const Product& p, const Types& types) {
+  return types.are_accurate() && matmul_tiles::takes({p.m, p.n, p.k, p.batch}, p.ta, p.tb);
 }
 
 /// A product that is set up: descriptors, and the algorithm that cuBLASLt suggests.
@@ -182,6 +191,22 @@ const Plan& plan_of(Device device, const Product& p, const Types& types, const v
 /// with nothing done, when cuBLASLt has no algorithm.
 bool multiply(Device device, const Product& p, const Types& types, const void* a, const void* b,
               const void* bias, double beta, void* c) {
+  if (takes_tiles(p, types)) {
+    const auto data = [](const void* matrix) { return static_cast<const float*>(matrix); };
+    multiply_tiles(device, {{p.m, p.n, p.k, p.batch},
+                            p.ta,
+                            p.tb,
+                            data(a),
+                            data(b),
+                            p.step_a,
+                            p.step_b,
+                            p.bias ? data(bias) : nullptr,
+                            static_cast<float>(beta),
+                            p.relu && p.bias,
+                            static_cast<float*>(c),
+                            p.step_c});
+    return true;
+  }
   const Plan& plan = plan_of(device, p, types, a, b, c);
   if (!plan.found) return false;
   // The descriptor holds the bias's address: a copy of its own, as others may use the plan now.
@@ -308,8 +333,10 @@ void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, co
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,
                               Transpose tb, DType product, const Shape& out, bool has_bias) {
   const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
+  const Product& p = products.each;
+  if (takes_tiles(p, Types(dtype, product))) return tiles_workspace({p.m, p.n, p.k, p.batch});
   return static_cast<std::int64_t>(
-      plan_of(device, products.each, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
+      plan_of(device, p, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
 }
 
 }  // namespace tapedeck::cu

@@ -1,7 +1,11 @@
 // Reductions, products, normalisation and pooling on a GPU.
 #include <array>
+#include <limits>
+#include <random>
+#include <vector>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/matmul_tiles.cuh>
 
 #include "cuda_op_cases.h"
 
@@ -120,6 +124,8 @@ TEST_F(CudaReductions, MatrixProducts) {
       {"linear", [](V v) { return linear(v[0], v[1], v[2]); }, {{33, 20}, {130, 20}, {130}}},
       {"linear of a long sum", [](V v) { return linear(v[0], v[1], v[2]); }, {{33, 1030}, {40, 1030}, {40}}},
       {"linear of 3 dimensions", [](V v) { return linear(v[0], v[1], v[2]); }, {{2, 3, 19}, {11, 19}, {11}}},
+      {"long sums in batches", product, {{5, 33, 700}, {5, 700, 72}}, -2, 2, 4},
+      {"long sums in batches of either", product, {{2, 1, 33, 701}, {3, 701, 72}}, -2, 2, 4},
       {"linear without bias", [](V v) { return linear(v[0], v[1]); }, {{6, 24}, {16, 24}}},
       {"transposed",
        [](V v) { return matmul(transpose(v[0], 0, 1), transpose(v[1], 0, 1)); },
@@ -148,6 +154,49 @@ TEST_F(CudaReductions, ProductsAreAccurate) {
     set_float32_precision(Precision::high);
     EXPECT_LT(error_of(a, b), 4e-4);
     EXPECT_LT(error_of(a.to(DType::float16), b.to(DType::float16)), 6e-4);  // one rounding, of the result
+  }
+}
+
+// Sizes around those of tiles and stages, lines that begin at any word, and what follows a product.
+TEST_F(CudaReductions, ProductsByTiles) {
+  std::mt19937_64 engine(std::random_device{}());
+  const auto any = [&](const std::vector<std::int64_t>& of) { return of[engine() % of.size()]; };
+  for (int i = 0; i < 60; ++i) {
+    const matmul_tiles::Sizes p{
+        any({1, 3, 17, 32, 33, 64, 65, 96, 128, 130}), any({1, 2, 7, 31, 32, 64, 100, 129, 192}),
+        any({1, 5, 6, 30, 31, 32, 33, 64, 100, 257, 500, 777, 778, 2048}), any({1, 1, 2, 5})};
+    const bool ta = any({0, 1}) == 1, tb = any({0, 1}) == 1, one_a = any({0, 0, 1}) == 1,
+               has_bias = any({0, 1}) == 1, relu = has_bias && any({0, 1}) == 1, adds = any({0, 0, 1}) == 1;
+    const std::int64_t begin = any({0, 1, 2, 4});  // of memory: results and factors lie anywhere
+    SCOPED_TRACE(concat(p.batch, " of ", p.m, "x", p.n, "x", p.k, ta ? " a'" : "", tb ? " b'" : "",
+                        one_a ? " one a" : "", has_bias ? " bias" : "", relu ? " relu" : "",
+                        adds ? " added" : "", " from ", begin));
+    const Tensor a = randn({one_a ? 1 : p.batch, ta ? p.k : p.m, ta ? p.m : p.k}),
+                 b = randn({p.batch, tb ? p.n : p.k, tb ? p.k : p.n}), bias = randn({p.n}),
+                 held = randn({p.batch, p.m, p.n});
+    const auto on_gpu = [&](const Tensor& x) {
+      const Tensor memory = Tensor::empty({begin + x.count()}, {DType::float32, kCuda});
+      const Tensor part = memory.slice(begin, begin + x.count());
+      part.copy_(x.flat());
+      return part;
+    };
+    const Tensor ga = on_gpu(a), gb = on_gpu(b), gbias = on_gpu(bias), to = on_gpu(held);
+    if (!adds) to.fill_(std::numeric_limits<double>::quiet_NaN());
+    const std::int64_t step_a = one_a ? 0 : p.m * p.k;
+    cu::multiply_tiles(kCuda, {p, ta, tb, ga.data<float>(), gb.data<float>(), step_a, p.n * p.k,
+                               has_bias ? gbias.data<float>() : nullptr, adds ? 1.0f : 0.0f, relu,
+                               to.data<float>(), p.m * p.n});
+    const auto exact = [](const Tensor& x) { return Variable(x.to(DType::float64)); };
+    const auto product = [&](const Variable& x, const Variable& y) {
+      return matmul(ta ? transpose(x, 1, 2) : x, tb ? transpose(y, 1, 2) : y);
+    };
+    Variable c = product(exact(a), exact(b)), size = product(abs(exact(a)), abs(exact(b))) + 1;
+    if (adds) c = c + exact(held);
+    if (has_bias) c = c + exact(bias);
+    if (relu) c = tapedeck::relu(c);
+    const auto got = to.to(Device{}).to_vector<double>(), want = c.tensor().to_vector<double>(),
+               scale = size.tensor().to_vector<double>();
+    for (std::size_t j = 0; j < want.size(); ++j) ASSERT_NEAR(got[j], want[j], 1e-6 * scale[j]) << j;
   }
 }
 

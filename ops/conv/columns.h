@@ -6,6 +6,7 @@
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/matmul_tiles.h>
 
 namespace tapedeck::conv_columns {
 
@@ -68,15 +69,38 @@ struct Gathered {
   }
 };
 
+/// Products that columns.cu and columns_gathered.cu ask matmul() for, which can be tiles' (matmul_tiles.h) at
+/// float32's accuracy (`parts` of 3, of conv_gemm::Factors), with so many images at once.
+struct Product {
+  matmul_tiles::Sizes sizes;
+  bool transposed_a, transposed_b;
+  bool takes_tiles(int parts) const {
+    return parts == 3 && matmul_tiles::takes(sizes, transposed_a, transposed_b);
+  }
+};
+inline Product product_of_taps(const ConvTranspose2dGeometry& g, bool transposed, const Products& z,
+                               bool last) {
+  const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co();
+  if (last) return {{z.rows(), z.images * z.pixels, from_channels, z.sets}, true, true};
+  return {{z.rows(), z.pixels, from_channels, std::max({z.images, z.groups, z.sets})}, true, false};
+}
+inline Product input_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
+  return {{g.group_ci(), z.pixels, g.group_co() * z.taps, std::max(z.images, g.groups)}, false, false};
+}
+inline Product weight_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
+  return {{g.group_ci(), g.group_co() * z.taps, z.pixels, z.images * g.groups}, false, true};
+}
+
 /// Whether what taps read of y is gathered for x's gradient, before products instead of behind them: where
-/// there is less of it than of products, or x has more channels than the others take. Not where cuBLASLt's
-/// products of a few images are slow: at float32's accuracy, without tensor cores
-/// (`parts` of 3, of conv_gemm::Factors), and of rows of 16 bits that begin between words.
+/// there is less of it than of products, or x has more channels than the others take. Not where products of a
+/// few images are slow: at float32's accuracy cuBLASLt's, without tensor cores, and of rows of 16 bits that
+/// begin between words.
 inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_bytes, int parts) {
   const Gathered z(g, 4);
   constexpr std::int64_t kMany = 128;
   if (y != Layout::nchw || std::min(g.group_ci(), g.group_co()) >= kMany ||
-      (parts == 3 && g.n * g.groups < 4) || (element_bytes == 2 && z.pixels % 2 != 0))
+      (parts == 3 && g.n * g.groups < 4 && !input_product(g, z).takes_tiles(parts)) ||
+      (element_bytes == 2 && z.pixels % 2 != 0))
     return false;
   return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;
 }

@@ -66,13 +66,14 @@ struct Tf32 {
 };
 
 /// The accuracy of float32: each operand is a sum of two TF32 numbers, and the product of the smaller ones is
-/// left out. The larger is the operand cut off, which keeps infinities and NaN.
+/// left out. The larger is the operand cut off, which keeps infinities and NaN; the smaller one is rounded
+/// when tensor cores cut it off, too.
 struct Tf32x3 : Tf32 {
   static constexpr int kParts = 3;
   __device__ static float prepare(float x) { return x; }
   __device__ static void split(std::uint32_t x, std::uint32_t& large, std::uint32_t& small) {
     large = x & 0xffffe000u;
-    small = __float_as_uint(round_to_tf32(__uint_as_float(x) - __uint_as_float(large)));
+    small = __float_as_uint(__uint_as_float(x) - __uint_as_float(large)) + 0x1000u;
   }
 };
 

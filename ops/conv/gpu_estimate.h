@@ -212,6 +212,20 @@ struct SmallTiles {
   double depth, products, turns;
 };
 
+/// Products by tiles, `calls` times: their steps of k on a multiprocessor, those with lines that begin at odd
+/// words, those of one block, and the sums of splits.
+inline void add_tiles(const conv_columns::Product& p, double calls, Terms& terms) {
+  const matmul_tiles::Plan plan(p.sizes);
+  const auto depth = static_cast<double>(plan.split_depth / matmul_tiles::kDepth),
+             splits = static_cast<double>(plan.splits);
+  const double steps = calls * depth * splits * static_cast<double>(plan.blocks(p.sizes.batch)) / 132;
+  terms[18] = steps;
+  terms[19] = matmul_tiles::are_odd(p.sizes, p.transposed_a, p.transposed_b) ? steps : 0;
+  terms[20] = calls * depth;
+  if (plan.splits > 1)
+    terms[21] = moved(calls * splits * static_cast<double>(p.sizes.m * p.sizes.n * p.sizes.batch), 4);
+}
+
 /// Of x's gradient: products with what is gathered for all taps, whose rows begin anywhere or at whole
 /// vectors.
 inline Terms of_gathered_columns(const ConvCall& c) {
@@ -223,11 +237,17 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
   const bool are_whole = z.pixels * bytes % 16 == 0 && sums * bytes % 16 == 0;
   Terms terms{1};  // those of other products of the pass come first
-  terms[are_whole ? 10 : 11] = t.products;
-  terms[12] = are_whole ? t.split_turns() : t.turns * t.depth;
+  const conv_columns::Product product = conv_columns::input_product(c.g, z);
+  const double calls = parts * static_cast<double>(z.calls(c.g.groups));
+  if (product.takes_tiles(c.operands.parts)) {
+    add_tiles(product, calls, terms);
+  } else {
+    terms[are_whole ? 10 : 11] = t.products;
+    terms[12] = are_whole ? t.split_turns() : t.turns * t.depth;
+  }
   terms[13] = moved(gathered, bytes), terms[14] = gathered / 1e6;
   terms[15] = images_moved(c, false), terms[16] = images_moved(c, true);
-  terms[17] = parts * static_cast<double>(z.calls(c.g.groups));
+  terms[17] = calls;
   return terms;
 }
 
@@ -246,18 +266,22 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const double products = whole(z.rows()) * pixels * static_cast<double>(z.sets * c.g.groups) *
                           static_cast<double>(p.from_channels + 15) / 2.5e7;
   const auto parts = static_cast<double>(count(c.g.n, z.images));
-  const double in = images_moved(c, transposed);
-  return {1,
-          convolved ? 0 : products,
-          moved(static_cast<double>(z.of_image) * images, bytes),
-          c.g.flops() / p.from_channels / 2e6,
-          in,
-          images_moved(c, !transposed),
-          convolved ? 0 : parts * static_cast<double>(z.calls(last)),
-          convolved ? products : 0,
-          convolved ? parts : 0,
-          convolved ? in : 0,
-          in_short_rows(c, images_moved(c, !transposed))};
+  const double in = images_moved(c, transposed), calls = parts * static_cast<double>(z.calls(last));
+  const conv_columns::Product product = conv_columns::product_of_taps(c.g, transposed, z, last);
+  const bool tiled = !convolved && product.takes_tiles(c.operands.parts);
+  Terms terms{1,
+              convolved || tiled ? 0 : products,
+              moved(static_cast<double>(z.of_image) * images, bytes),
+              c.g.flops() / p.from_channels / 2e6,
+              in,
+              images_moved(c, !transposed),
+              convolved ? 0 : calls,
+              convolved ? products : 0,
+              convolved ? parts : 0,
+              convolved ? in : 0,
+              in_short_rows(c, images_moved(c, !transposed))};
+  if (tiled) add_tiles(product, calls, terms);
+  return terms;
 }
 
 /// The weight's gradient in gathered tiles; parts of sums are written and added.
@@ -287,19 +311,19 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
   const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n);
   const SmallTiles t(c.g.group_ci(), columns, c.g.groups * c.g.n, static_cast<double>(z.pixels), parts);
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
+  const conv_columns::Product product = conv_columns::weight_product(c.g, z);
   const bool are_whole = z.pixels * bytes % 16 == 0 && columns % 4 == 0;
-  return {1,
-          t.products,
-          moved(gathered, bytes),
-          gathered / 1e6,
-          images_moved(c, true),
-          images_moved(c, false),
-          parts,
-          moved(static_cast<double>(c.g.weight_shape().count()) * images, 4),
-          t.split_turns(),
-          are_whole ? 0 : t.products,
-          are_whole ? 0 : t.turns * t.depth,
-          t.turns * t.depth};
+  Terms terms{1};
+  terms[2] = moved(gathered, bytes), terms[3] = gathered / 1e6;
+  terms[4] = images_moved(c, true), terms[5] = images_moved(c, false);
+  terms[6] = parts, terms[7] = moved(static_cast<double>(c.g.weight_shape().count()) * images, 4);
+  if (product.takes_tiles(c.operands.parts)) {
+    add_tiles(product, parts, terms);
+    return terms;
+  }
+  terms[1] = t.products, terms[8] = t.split_turns(), terms[11] = t.turns * t.depth;
+  if (!are_whole) terms[9] = t.products, terms[10] = t.turns * t.depth;
+  return terms;
 }
 
 /// Direct kernels of the weight's gradient: products of whole tiles, loads of y and of x, the cache lines

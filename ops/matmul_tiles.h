@@ -1,0 +1,96 @@
+// Float32 products of matrices by tiles (matmul_tiles.cu): how a product is shared out, and where a block
+// keeps what. Host arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <tapedeck/core/host_device.h>
+
+namespace tapedeck::matmul_tiles {
+
+/// out[i] [m,n] = a[i] [m,k] times b[i] [k,n] for `batch` pairs, all row-major; an operand whose neighbours
+/// in memory are not neighbours in k (a that is transposed, b that is not) is [k, its rows or columns].
+struct Sizes {
+  std::int64_t m, n, k, batch;
+};
+
+inline constexpr int kDepth = 32;  // of k in a stage
+inline constexpr int kStages = 4;
+/// A block has kTiles tiles of kTile x kTile, of each of which two warps have half of a stage's k.
+inline constexpr int kTile = 32, kTiles = 4, kThreads = kTiles * 2 * 32;
+
+/// What a block has of one operand in a stage: `kRows` of its rows (of b, columns), kDepth of k, in lines as
+/// they are in memory: `kAlongK`, whether neighbours there are neighbours in k. In words of 4 bytes.
+template <int kRows, bool kAlongK>
+struct Stage {
+  static constexpr int kLine = kAlongK ? kDepth : kRows, kLines = kAlongK ? kRows : kDepth;
+  /// Eight lines of which 16 bytes are read, or four of which eight words are, have different banks.
+  static constexpr int kPitch = kAlongK ? kLine + 4 : kLine + 8;
+  static constexpr int kWords = kLines * kPitch;
+  TAPEDECK_HD static constexpr int word_of(int row, int k) {
+    return kAlongK ? row * kPitch + k : k * kPitch + row;
+  }
+
+  /// What a thread copies, kCopied words at a time: from `at` on of `line`, and of every kLinesAtOnce-th.
+  template <int kCopied>
+  struct Share {
+    static constexpr int kOfLine = kLine / kCopied, kLinesAtOnce = kThreads / kOfLine;
+    static_assert(kThreads % kOfLine == 0 && kLines % kLinesAtOnce == 0);
+    TAPEDECK_HD explicit Share(int thread) : line(thread / kOfLine), at(thread % kOfLine * kCopied) {}
+    TAPEDECK_HD int word() const { return line * kPitch + at; }
+    int line, at;
+  };
+};
+
+/// How a product is computed.
+struct Plan {
+  explicit Plan(const Sizes& p) {
+    // The fewest tiles, square ones rather.
+    std::int64_t least = 0;
+    for (const int rows : {64, 32, 128}) {
+      const int columns = kTiles * kTile * kTile / rows;
+      const std::int64_t count = ceil_div(p.m, rows) * ceil_div(p.n, columns);
+      if (tile_m > 0 && count >= least) continue;
+      least = count, tile_m = rows, tile_n = columns;
+    }
+    tiles_m = ceil_div(p.m, tile_m), tiles_n = ceil_div(p.n, tile_n);
+    const std::int64_t free = kBlocks / std::max<std::int64_t>(blocks(p.batch), 1);
+    const std::int64_t shares = p.k < kLeastShared ? 1 : std::clamp<std::int64_t>(free, 1, p.k / kLeastShare);
+    split_depth = ceil_div(ceil_div(p.k, shares), kDepth) * kDepth;
+    splits = ceil_div(p.k, split_depth);
+  }
+  /// Of one split.
+  std::int64_t blocks(std::int64_t batch) const { return tiles_m * tiles_n * batch; }
+
+  int tile_m = 0, tile_n = 0;
+  std::int64_t tiles_m, tiles_n;
+  std::int64_t splits, split_depth;  // of k, the last one perhaps less
+
+ private:
+  /// Blocks that an H200 has at once; and of k, what makes up for adding up splits, and is a split's at
+  /// least.
+  static constexpr std::int64_t kBlocks = 132 * 2, kLeastShared = 257, kLeastShare = 2 * kDepth;
+
+  static constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+};
+
+/// Whether lines of an operand begin at odd words.
+inline bool are_odd(const Sizes& p, bool transposed_a, bool transposed_b) {
+  return (transposed_a ? p.m : p.k) % 2 != 0 || (transposed_b ? p.k : p.n) % 2 != 0;
+}
+
+/// Whether tiles are taken: on an H200 they are faster than cuBLASLt's products from some k on, or not slower
+/// than 0.9 of them; where lines begin at odd words, where few blocks would share a batch's products.
+inline bool takes(const Sizes& p, bool transposed_a, bool transposed_b) {
+  constexpr std::int64_t kMostOfGrid = 65535, kMostElements = std::int64_t{1} << 30;
+  if (p.batch > kMostOfGrid || std::max(p.m, p.n) * p.k >= kMostElements || p.m * p.n >= kMostElements ||
+      std::min(p.m, p.n) < 2)
+    return false;
+  const Plan plan(p);
+  // Of a product so small cuBLASLt makes 264 splits.
+  if (plan.blocks(p.batch) == 1 && p.k >= 96) return true;
+  return p.k >= 512 && (!are_odd(p, transposed_a, transposed_b) || (p.batch > 1 && plan.splits > 1));
+}
+
+}  // namespace tapedeck::matmul_tiles
