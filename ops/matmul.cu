@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt, or some of float32's accuracy by tiles (matmul_tiles.cu).
+// Matrix products by cuBLASLt, or those that it is slow at by tiles (matmul_tiles.cu).
 //
 // cuBLASLt's matrices are column-major, so what it computes is out^T = op(b)^T op(a)^T: b comes first, and a
 // row-major matrix is its own transpose. The bias, one number for each column of out, is then one for each
@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 
 #include <cublasLt.h>
@@ -61,9 +62,15 @@ struct Types {
     if (float32_precision() == Precision::high) compute = CUBLAS_COMPUTE_32F_FAST_TF32;
     if (float32_precision() == Precision::medium) compute = CUBLAS_COMPUTE_32F_FAST_16BF;
   }
-  /// Of float32's accuracy.
-  bool are_accurate() const {
-    return data == CUDA_R_32F && result == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F;
+  /// What they are to tiles, if those can multiply them.
+  std::optional<matmul_tiles::TileMath> tile_math() const {
+    using matmul_tiles::TileMath;
+    if (result != CUDA_R_32F) return {};
+    if (data == CUDA_R_16BF) return TileMath::bfloat16;
+    if (data == CUDA_R_16F) return TileMath::float16;
+    if (compute == CUBLAS_COMPUTE_32F) return TileMath::float32;
+    if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) return TileMath::tf32;
+    return {};
   }
   cudaDataType_t data, result, scale = CUDA_R_32F;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -119,8 +126,11 @@ std::uint32_t alignment_of(const void* pointer) {
   return static_cast<std::uint32_t>(address & -address);
 }
 
-bool takes_tiles(const Product& p, const Types& types) {
-  return types.are_accurate() && matmul_tiles::takes({p.m, p.n, p.k, p.batch}, p.ta, p.tb);
+/// Its sizes, if it is computed by tiles.
+std::optional<matmul_tiles::Sizes> tiled(const Product& p, const Types& types) {
+  const auto math = types.tile_math();
+  if (!math) return {};
+  return matmul_tiles::tiled({p.m, p.n, p.k, p.batch}, p.ta, p.tb, *math);
 }
 
 /// A product that is set up: descriptors, and the algorithm that cuBLASLt suggests.
@@ -191,20 +201,12 @@ const Plan& plan_of(Device device, const Product& p, const Types& types, const v
 /// with nothing done, when cuBLASLt has no algorithm.
 bool multiply(Device device, const Product& p, const Types& types, const void* a, const void* b,
               const void* bias, double beta, void* c) {
-  if (takes_tiles(p, types)) {
-    const auto data = [](const void* matrix) { return static_cast<const float*>(matrix); };
-    multiply_tiles(device, {{p.m, p.n, p.k, p.batch},
-                            p.ta,
-                            p.tb,
-                            data(a),
-                            data(b),
-                            p.step_a,
-                            p.step_b,
-                            p.bias ? data(bias) : nullptr,
-                            static_cast<float>(beta),
-                            p.relu && p.bias,
-                            static_cast<float*>(c),
-                            p.step_c});
+  const auto at_words = [](const void* matrix) { return reinterpret_cast<std::uintptr_t>(matrix) % 4 == 0; };
+  if (const auto sizes = tiled(p, types); sizes && at_words(a) && at_words(b)) {
+    const std::int64_t of_word = types.data == CUDA_R_32F ? 1 : 2;
+    multiply_tiles(device, {*types.tile_math(), *sizes, p.ta, p.tb, a, b, p.step_a / of_word,
+                            p.step_b / of_word, p.bias ? static_cast<const float*>(bias) : nullptr,
+                            static_cast<float>(beta), p.relu && p.bias, static_cast<float*>(c), p.step_c});
     return true;
   }
   const Plan& plan = plan_of(device, p, types, a, b, c);
@@ -334,7 +336,7 @@ std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transp
                               Transpose tb, DType product, const Shape& out, bool has_bias) {
   const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
   const Product& p = products.each;
-  if (takes_tiles(p, Types(dtype, product))) return tiles_workspace({p.m, p.n, p.k, p.batch});
+  if (const auto sizes = tiled(p, Types(dtype, product))) return tiles_workspace(*sizes);
   return static_cast<std::int64_t>(
       plan_of(device, p, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
 }

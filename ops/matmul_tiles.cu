@@ -15,6 +15,8 @@
 // for TF32, or 83 TFLOP/s of three products.
 #include <tapedeck/ops/matmul_tiles.cuh>
 
+#include <type_traits>
+
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 
@@ -24,7 +26,6 @@ namespace {
 
 using conv_gemm::load_matrices;
 using conv_gemm::shared_address;
-using conv_gemm::Tf32x3;
 using matmul_tiles::kDepth;
 using matmul_tiles::kStages;
 using matmul_tiles::Plan;
@@ -32,10 +33,11 @@ using matmul_tiles::Stage;
 
 constexpr int kTileThreads = matmul_tiles::kThreads;
 
+/// In words of 4 bytes.
 struct Operand {
-  const float* data;
+  const std::uint32_t* data;
   std::int64_t step;
-  int rows, line;  // line: elements between lines, of k or of rows
+  int rows, line;  // line: words between lines, of k or of rows
   int words;       // that are copied at once: lines begin at their multiples
 };
 
@@ -63,7 +65,7 @@ struct Arguments {
 
 /// 16, 8 or 4 bytes from global to shared memory, or zeros.
 template <int kWords>
-__device__ __forceinline__ void copy_or_clear(unsigned shared, const float* from, bool copies) {
+__device__ __forceinline__ void copy_or_clear(unsigned shared, const std::uint32_t* from, bool copies) {
   const int bytes = copies ? kWords * 4 : 0;
   if constexpr (kWords == 4) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes)
@@ -86,7 +88,7 @@ template <int kRows, bool kAlongK>
 struct Loader {
   using S = Stage<kRows, kAlongK>;
   const Operand& of;
-  const float* data;
+  const std::uint32_t* data;
   int row, end;
 
   __device__ __forceinline__ void bring(int k, unsigned shared) const {
@@ -107,7 +109,8 @@ struct Loader {
     const bool is_inside = mine.at < (kAlongK ? end - k : of.rows - row);
     const int lines = is_inside ? (kAlongK ? of.rows - row : end - k) - mine.line : 0;
     // Beyond the last line nothing is read.
-    const float* from = data + (((kAlongK ? row : k) + mine.line) * of.line + (kAlongK ? k : row) + mine.at);
+    const std::uint32_t* from =
+        data + (((kAlongK ? row : k) + mine.line) * of.line + (kAlongK ? k : row) + mine.at);
     shared += mine.word() * 4;
 #pragma unroll 8
     for (int n = 0; n < S::kLines; n += Share::kLinesAtOnce) {
@@ -117,7 +120,8 @@ struct Loader {
   }
 };
 
-template <int BM, int BN, bool kAAlongK, bool kBAlongK>
+/// Math: as in conv/gemm_tile.cuh, of which a step of k is 8 words.
+template <class Math, int BM, int BN, bool kAAlongK, bool kBAlongK>
 struct TileKernel {
   using A = Stage<BM, kAAlongK>;
   using B = Stage<BN, kBAlongK>;
@@ -225,10 +229,24 @@ struct TileKernel {
     }
   }
 
-  /// sums += the products of a stage. Tensor cores cut off what they add, so long sums are float32's.
+  /// sums += the products of a stage. Tensor cores cut off what they add, so at float32's accuracy the sums
+  /// of stages are added by others.
   __device__ static __forceinline__ void add(Sums& sums, unsigned stage) {
+    if constexpr (Math::kParts == 3) {
+      Sums of_stage = {};
+      add_products(of_stage, stage);
+#pragma unroll
+      for (int i = 0; i < kM; ++i)
+#pragma unroll
+        for (int j = 0; j < kN; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[i][j][e] += of_stage[i][j][e];
+    } else {
+      add_products(sums, stage);
+    }
+  }
+  __device__ static __forceinline__ void add_products(Sums& sums, unsigned stage) {
     const Place place;
-    Sums of_stage = {};
 #pragma unroll
     for (int step = 0; step < kDepth / 2; step += 8) {
       const int k = place.half * (kDepth / 2) + step;
@@ -238,32 +256,35 @@ struct TileKernel {
 #pragma unroll
       for (int j = 0; j < kN; j += 2)
         load_b(stage + A::kWords * 4, place.column + j * 8, k, place.lane, y[j], y[j + 1]);
-      std::uint32_t large_x[kM][4], small_x[kM][4], large_y[kN][2], small_y[kN][2];
-#pragma unroll
-      for (int i = 0; i < kM; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) Tf32x3::split(x[i][e], large_x[i][e], small_x[i][e]);
-#pragma unroll
-      for (int j = 0; j < kN; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) Tf32x3::split(y[j][e], large_y[j][e], small_y[j][e]);
-      multiply(of_stage, small_x, large_y);
-      multiply(of_stage, large_x, small_y);
-      multiply(of_stage, large_x, large_y);
+      if constexpr (Math::kParts == 3) {
+        std::uint32_t small_x[kM][4], small_y[kN][2];
+        for_each(x, [&](int i, int e) { Math::split(x[i][e], x[i][e], small_x[i][e]); });
+        for_each(y, [&](int j, int e) { Math::split(y[j][e], y[j][e], small_y[j][e]); });
+        multiply(sums, small_x, y);
+        multiply(sums, x, small_y);
+      } else if constexpr (std::is_same_v<typename Math::Element, float>) {
+        const auto round = [](std::uint32_t& word) {
+          word = __float_as_uint(Math::prepare(__uint_as_float(word)));
+        };
+        for_each(x, [&](int i, int e) { round(x[i][e]); });
+        for_each(y, [&](int j, int e) { round(y[j][e]); });
+      }
+      multiply(sums, x, y);
     }
+  }
+  template <int kBlocks, int kWords, class F>
+  __device__ static __forceinline__ void for_each(const std::uint32_t (&)[kBlocks][kWords], const F& f) {
 #pragma unroll
-    for (int i = 0; i < kM; ++i)
+    for (int i = 0; i < kBlocks; ++i)
 #pragma unroll
-      for (int j = 0; j < kN; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] += of_stage[i][j][e];
+      for (int e = 0; e < kWords; ++e) f(i, e);
   }
   __device__ static __forceinline__ void multiply(Sums& to, const std::uint32_t (&x)[kM][4],
                                                   const std::uint32_t (&y)[kN][2]) {
 #pragma unroll
     for (int i = 0; i < kM; ++i)
 #pragma unroll
-      for (int j = 0; j < kN; ++j) Tf32x3::multiply(to[i][j], x[i], y[j][0], y[j][1]);
+      for (int j = 0; j < kN; ++j) Math::multiply(to[i][j], x[i], y[j][0], y[j][1]);
   }
 
   static __device__ __forceinline__ void store(unsigned shared, float x) {
@@ -358,10 +379,38 @@ __global__ void __launch_bounds__(kSlices* kSumLanes)
 }
 
 /// The most words at a time that lines of matrices allow.
-int words_of(const float* data, std::int64_t step, std::int64_t line) {
+int words_of(const void* data, std::int64_t step, std::int64_t line) {
   const auto all = static_cast<std::uint64_t>(step) | static_cast<std::uint64_t>(line) |
-                   reinterpret_cast<std::uintptr_t>(data) / sizeof(float);
+                   reinterpret_cast<std::uintptr_t>(data) / 4;
   return all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
+}
+
+template <class Math, bool kAAlongK, bool kBAlongK>
+void launch(Device device, const Plan& plan, std::int64_t batch, const Arguments& call) {
+  const dim3 grid(grid_size("matmul", plan.tiles_m * plan.tiles_n), static_cast<unsigned>(plan.splits),
+                  static_cast<unsigned>(batch));
+  const auto of_tile = [&]<int BM, int BN>() {
+    using K = TileKernel<Math, BM, BN, kAAlongK, kBAlongK>;
+    conv_gemm::allow_shared_memory(multiply_tiles_kernel<K>, K::kSharedBytes);
+    launch_kernel_with_shared("matmul", device, multiply_tiles_kernel<K>, grid, kTileThreads, K::kSharedBytes,
+                              call);
+  };
+  switch (plan.tile_m) {
+    case 32:
+      return of_tile.template operator()<32, 128>();
+    case 64:
+      return of_tile.template operator()<64, 64>();
+    default:
+      return of_tile.template operator()<128, 32>();
+  }
+}
+template <class Math>
+void launch_in_order(Device device, const Plan& plan, const TiledProduct& p, const Arguments& call) {
+  if (p.transposed_a)
+    return p.transposed_b ? launch<Math, false, true>(device, plan, p.sizes.batch, call)
+                          : launch<Math, false, false>(device, plan, p.sizes.batch, call);
+  return p.transposed_b ? launch<Math, true, true>(device, plan, p.sizes.batch, call)
+                        : launch<Math, true, false>(device, plan, p.sizes.batch, call);
 }
 
 }  // namespace
@@ -374,50 +423,37 @@ std::int64_t tiles_workspace(const matmul_tiles::Sizes& sizes) {
 void multiply_tiles(Device device, const TiledProduct& p) {
   const Plan plan(p.sizes);
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
-  const auto operand = [&](const float* data, std::int64_t step, std::int64_t rows, bool along_k) {
+  const auto operand = [&](const void* data, std::int64_t step, std::int64_t rows, bool along_k) {
     const std::int64_t line = along_k ? p.sizes.k : rows;
-    return Operand{data, step, narrow(rows), narrow(line), words_of(data, step, line)};
+    return Operand{static_cast<const std::uint32_t*>(data), step, narrow(rows), narrow(line),
+                   words_of(data, step, line)};
   };
-  const bool a_along_k = !p.transposed_a, b_along_k = p.transposed_b;
   Arguments call{};
-  call.a = operand(p.a, p.step_a, p.sizes.m, a_along_k),
-  call.b = operand(p.b, p.step_b, p.sizes.n, b_along_k);
+  call.a = operand(p.a, p.step_a, p.sizes.m, !p.transposed_a);
+  call.b = operand(p.b, p.step_b, p.sizes.n, p.transposed_b);
   call.m = narrow(p.sizes.m), call.n = narrow(p.sizes.n), call.k = narrow(p.sizes.k);
   call.tiles_n = narrow(plan.tiles_n), call.split_depth = narrow(plan.split_depth);
   call.is_whole = plan.splits == 1;
   call.finish = {p.bias, p.beta, p.relu};
-  const Workspace<std::uint8_t> parts(device, tiles_workspace(p.sizes));
-  call.to = call.is_whole ? p.to : reinterpret_cast<float*>(parts.data()), call.step_to = p.step_to;
+  const Workspace<float> parts(device, tiles_workspace(p.sizes) / std::int64_t{sizeof(float)});
+  call.to = call.is_whole ? p.to : parts.data(), call.step_to = p.step_to;
   call.by_pairs = p.sizes.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(call.to) % 8 == 0;
-  const dim3 grid(grid_size("matmul", plan.tiles_m * plan.tiles_n), static_cast<unsigned>(plan.splits),
-                  static_cast<unsigned>(p.sizes.batch));
-  const auto launch = [&]<class K>() {
-    conv_gemm::allow_shared_memory(multiply_tiles_kernel<K>, K::kSharedBytes);
-    launch_kernel_with_shared("matmul", device, multiply_tiles_kernel<K>, grid, kTileThreads, K::kSharedBytes,
-                              call);
-  };
-  const auto by_order = [&]<int BM, int BN>() {
-    if (a_along_k) {
-      b_along_k ? launch.template operator()<TileKernel<BM, BN, true, true>>()
-                : launch.template operator()<TileKernel<BM, BN, true, false>>();
-    } else {
-      b_along_k ? launch.template operator()<TileKernel<BM, BN, false, true>>()
-                : launch.template operator()<TileKernel<BM, BN, false, false>>();
-    }
-  };
-  switch (plan.tile_m) {
-    case 32:
-      by_order.template operator()<32, 128>();
+  switch (p.math) {
+    case TileMath::float32:
+      launch_in_order<conv_gemm::Tf32x3>(device, plan, p, call);
       break;
-    case 64:
-      by_order.template operator()<64, 64>();
+    case TileMath::tf32:
+      launch_in_order<conv_gemm::Tf32>(device, plan, p, call);
       break;
-    default:
-      by_order.template operator()<128, 32>();
+    case TileMath::bfloat16:
+      launch<conv_gemm::Half<bfloat16>, true, true>(device, plan, p.sizes.batch, call);
+      break;
+    case TileMath::float16:
+      launch<conv_gemm::Half<float16>, true, true>(device, plan, p.sizes.batch, call);
   }
   if (call.is_whole) return;
-  const SumArguments sum{call.to,    p.to, p.step_to, narrow(plan.splits), call.n, p.sizes.m * p.sizes.n,
-                         call.finish};
+  const SumArguments sum{parts.data(),          p.to,       p.step_to, narrow(plan.splits), call.n,
+                         p.sizes.m * p.sizes.n, call.finish};
   const auto add = [&]<int kWords>() {
     launch_kernel("matmul: sum of splits", device, add_splits_kernel<kWords>,
                   dim3(grid_size("matmul", ceil_div(sum.of_matrix, kSumLanes * kWords)),

@@ -1,4 +1,4 @@
-// Float32 products of matrices by tiles, where matmul_tiles::takes().
+// Products of matrices by tiles, where matmul_tiles::takes().
 #pragma once
 
 #include <tapedeck/core/tensor.h>
@@ -6,12 +6,15 @@
 
 namespace tapedeck::cu {
 
-/// A product of matrices, as in matmul_tiles.h. Steps are elements between matrices of a batch, 0 for one
-/// that all share.
+using matmul_tiles::TileMath;
+
+/// A product of matrices, as in matmul_tiles.h. Steps are words of 4 bytes between matrices of a batch, 0 for
+/// one that all share.
 struct TiledProduct {
+  TileMath math;
   matmul_tiles::Sizes sizes;
   bool transposed_a, transposed_b;
-  const float *a, *b;
+  const void *a, *b;  // at words
   std::int64_t step_a, step_b;
   const float* bias;  // [n] or nullptr
   float beta;         // of what `to` holds
@@ -22,8 +25,7 @@ struct TiledProduct {
 
 /// Bytes that it takes beside its matrices.
 std::int64_t tiles_workspace(const matmul_tiles::Sizes& sizes);
-/// to = a b, plus beta times what it holds, plus the bias, negative results set to 0 if `relu`: to float32's
-/// accuracy.
+/// to = a b, plus beta times what it holds, plus the bias, negative results set to 0 if `relu`.
 void multiply_tiles(Device device, const TiledProduct& product);
 
 }  // namespace tapedeck::cu

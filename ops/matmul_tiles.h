@@ -4,13 +4,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include <tapedeck/core/host_device.h>
 
 namespace tapedeck::matmul_tiles {
 
+/// What factors are: float32, to its accuracy or rounded to TF32; or of 16 bits.
+enum class TileMath : std::uint8_t { float32, tf32, bfloat16, float16 };
+
 /// out[i] [m,n] = a[i] [m,k] times b[i] [k,n] for `batch` pairs, all row-major; an operand whose neighbours
-/// in memory are not neighbours in k (a that is transposed, b that is not) is [k, its rows or columns].
+/// in memory are not neighbours in k (a that is transposed, b that is not) is [k, its rows or columns]: of 16
+/// bits none is. k is counted in words of 4 bytes, so two of 16 bits are one.
 struct Sizes {
   std::int64_t m, n, k, batch;
 };
@@ -80,17 +85,30 @@ inline bool are_odd(const Sizes& p, bool transposed_a, bool transposed_b) {
   return (transposed_a ? p.m : p.k) % 2 != 0 || (transposed_b ? p.k : p.n) % 2 != 0;
 }
 
-/// Whether tiles are taken: on an H200 they are faster than cuBLASLt's products from some k on, or not slower
-/// than 0.9 of them; where lines begin at odd words, where few blocks would share a batch's products.
-inline bool takes(const Sizes& p, bool transposed_a, bool transposed_b) {
+/// The sizes of a product of so many elements if it is computed by tiles: where they are faster on an H200
+/// than cuBLASLt's products, or seldom slower. That has no tensor cores at float32's accuracy, so there tiles
+/// are as fast from some k on; where lines begin at odd words, only where few blocks would share a batch's
+/// products. At other precisions cuBLASLt has Hopper's, but does not share a batch's products along k.
+inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool transposed_b,
+                                  TileMath math) {
   constexpr std::int64_t kMostOfGrid = 65535, kMostElements = std::int64_t{1} << 30;
+  Sizes p = elements;
+  if (math == TileMath::bfloat16 || math == TileMath::float16) {
+    if (transposed_a || !transposed_b || p.k % 2 != 0) return {};
+    p.k /= 2;
+  }
   if (p.batch > kMostOfGrid || std::max(p.m, p.n) * p.k >= kMostElements || p.m * p.n >= kMostElements ||
       std::min(p.m, p.n) < 2)
-    return false;
+    return {};
   const Plan plan(p);
-  // Of a product so small cuBLASLt makes 264 splits.
-  if (plan.blocks(p.batch) == 1 && p.k >= 96) return true;
-  return p.k >= 512 && (!are_odd(p, transposed_a, transposed_b) || (p.batch > 1 && plan.splits > 1));
+  const auto takes = [&] {
+    if (math != TileMath::float32) return p.batch > 1 && plan.splits >= 6;
+    // Of a product so small cuBLASLt makes 264 splits.
+    if (plan.blocks(p.batch) == 1 && p.k >= 96) return true;
+    return p.k >= 512 && (!are_odd(p, transposed_a, transposed_b) || (p.batch > 1 && plan.splits > 1));
+  };
+  if (!takes()) return {};
+  return p;
 }
 
 }  // namespace tapedeck::matmul_tiles

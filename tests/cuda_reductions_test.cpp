@@ -159,31 +159,41 @@ TEST_F(CudaReductions, ProductsAreAccurate) {
 
 // Sizes around those of tiles and stages, lines that begin at any word, and what follows a product.
 TEST_F(CudaReductions, ProductsByTiles) {
+  using matmul_tiles::TileMath;
   std::mt19937_64 engine(std::random_device{}());
   const auto any = [&](const std::vector<std::int64_t>& of) { return of[engine() % of.size()]; };
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 90; ++i) {
+    const auto math = std::array{TileMath::float32, TileMath::float32, TileMath::tf32, TileMath::bfloat16,
+                                 TileMath::float16}[engine() % 5];
+    const bool is_half = math == TileMath::bfloat16 || math == TileMath::float16;
+    const std::int64_t of_word = is_half ? 2 : 1;
+    const DType dtype = math == TileMath::bfloat16  ? DType::bfloat16
+                        : math == TileMath::float16 ? DType::float16
+                                                    : DType::float32;
     const matmul_tiles::Sizes p{
         any({1, 3, 17, 32, 33, 64, 65, 96, 128, 130}), any({1, 2, 7, 31, 32, 64, 100, 129, 192}),
         any({1, 5, 6, 30, 31, 32, 33, 64, 100, 257, 500, 777, 778, 2048}), any({1, 1, 2, 5})};
-    const bool ta = any({0, 1}) == 1, tb = any({0, 1}) == 1, one_a = any({0, 0, 1}) == 1,
-               has_bias = any({0, 1}) == 1, relu = has_bias && any({0, 1}) == 1, adds = any({0, 0, 1}) == 1;
+    const std::int64_t k = p.k * of_word;
+    const bool ta = !is_half && any({0, 1}) == 1, tb = is_half || any({0, 1}) == 1,
+               one_a = any({0, 0, 1}) == 1, has_bias = any({0, 1}) == 1, relu = has_bias && any({0, 1}) == 1,
+               adds = any({0, 0, 1}) == 1;
     const std::int64_t begin = any({0, 1, 2, 4});  // of memory: results and factors lie anywhere
-    SCOPED_TRACE(concat(p.batch, " of ", p.m, "x", p.n, "x", p.k, ta ? " a'" : "", tb ? " b'" : "",
-                        one_a ? " one a" : "", has_bias ? " bias" : "", relu ? " relu" : "",
-                        adds ? " added" : "", " from ", begin));
-    const Tensor a = randn({one_a ? 1 : p.batch, ta ? p.k : p.m, ta ? p.m : p.k}),
-                 b = randn({p.batch, tb ? p.n : p.k, tb ? p.k : p.n}), bias = randn({p.n}),
+    SCOPED_TRACE(concat(dtype, math == TileMath::tf32 ? " as TF32 " : " ", p.batch, " of ", p.m, "x", p.n,
+                        "x", k, ta ? " a'" : "", tb ? " b'" : "", one_a ? " one a" : "",
+                        has_bias ? " bias" : "", relu ? " relu" : "", adds ? " added" : "", " from ", begin));
+    const Tensor a = randn({one_a ? 1 : p.batch, ta ? k : p.m, ta ? p.m : k}).to(dtype),
+                 b = randn({p.batch, tb ? p.n : k, tb ? k : p.n}).to(dtype), bias = randn({p.n}),
                  held = randn({p.batch, p.m, p.n});
     const auto on_gpu = [&](const Tensor& x) {
-      const Tensor memory = Tensor::empty({begin + x.count()}, {DType::float32, kCuda});
-      const Tensor part = memory.slice(begin, begin + x.count());
+      const std::int64_t first = begin * (x.dtype() == DType::float32 ? 1 : 2);
+      const Tensor part =
+          Tensor::empty({first + x.count()}, {x.dtype(), kCuda}).slice(first, first + x.count());
       part.copy_(x.flat());
       return part;
     };
     const Tensor ga = on_gpu(a), gb = on_gpu(b), gbias = on_gpu(bias), to = on_gpu(held);
     if (!adds) to.fill_(std::numeric_limits<double>::quiet_NaN());
-    const std::int64_t step_a = one_a ? 0 : p.m * p.k;
-    cu::multiply_tiles(kCuda, {p, ta, tb, ga.data<float>(), gb.data<float>(), step_a, p.n * p.k,
+    cu::multiply_tiles(kCuda, {math, p, ta, tb, ga.raw(), gb.raw(), one_a ? 0 : p.m * p.k, p.n * p.k,
                                has_bias ? gbias.data<float>() : nullptr, adds ? 1.0f : 0.0f, relu,
                                to.data<float>(), p.m * p.n});
     const auto exact = [](const Tensor& x) { return Variable(x.to(DType::float64)); };
@@ -196,7 +206,8 @@ TEST_F(CudaReductions, ProductsByTiles) {
     if (relu) c = tapedeck::relu(c);
     const auto got = to.to(Device{}).to_vector<double>(), want = c.tensor().to_vector<double>(),
                scale = size.tensor().to_vector<double>();
-    for (std::size_t j = 0; j < want.size(); ++j) ASSERT_NEAR(got[j], want[j], 1e-6 * scale[j]) << j;
+    const double most = math == TileMath::float32 ? 1e-6 : math == TileMath::tf32 ? 1e-3 : 1e-5;
+    for (std::size_t j = 0; j < want.size(); ++j) ASSERT_NEAR(got[j], want[j], most * scale[j]) << j;
   }
 }
 

@@ -43,6 +43,10 @@ TEST(MatmulTiles, LongSumsOfFewBlocksAreShared) {
   EXPECT_EQ(Plan({64, 64, 16384, 2}).tile_m, 64);
 }
 
+bool takes(const Sizes& p, bool transposed_a, bool transposed_b, TileMath math = TileMath::float32) {
+  return tiled(p, transposed_a, transposed_b, math).has_value();
+}
+
 TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
   EXPECT_TRUE(takes({96, 64, 16384, 6}, false, true));
   EXPECT_TRUE(takes({16, 96, 112, 1}, false, true));
@@ -55,6 +59,18 @@ TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
   EXPECT_FALSE(takes({1, 528, 7168, 2}, false, true)) << "a tile has 32 rows";
   EXPECT_FALSE(takes({96, 64, 1024, 65536}, false, true));
   EXPECT_FALSE(takes({1 << 16, 64, 1 << 16, 1}, false, true));
+}
+
+TEST(MatmulTiles, TakesBatchesThatCublasDoesNotShare) {
+  for (TileMath math : {TileMath::tf32, TileMath::bfloat16, TileMath::float16}) {
+    EXPECT_TRUE(takes({96, 72, 16384, 2}, false, true, math));
+    EXPECT_FALSE(takes({96, 72, 16384, 1}, false, true, math));
+    EXPECT_FALSE(takes({96, 72, 16384, 64}, false, true, math));
+    EXPECT_EQ(takes({96, 72, 16384, 2}, false, false, math), math == TileMath::tf32) << "lines along k";
+    EXPECT_EQ(takes({96, 72, 16383, 2}, false, true, math), math == TileMath::tf32) << "at words";
+  }
+  EXPECT_EQ(tiled({96, 72, 16384, 2}, false, true, TileMath::float16)->k, 8192);
+  EXPECT_EQ(tiled({96, 72, 16384, 2}, false, true, TileMath::tf32)->k, 16384);
 }
 
 /// Threads of a warp of which each accesses so many neighbouring words do so without waiting: those of a

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
@@ -69,13 +70,18 @@ struct Gathered {
   }
 };
 
-/// Products that columns.cu and columns_gathered.cu ask matmul() for, which can be tiles' (matmul_tiles.h) at
-/// float32's accuracy (`parts` of 3, of conv_gemm::Factors), with so many images at once.
+/// Products that columns.cu and columns_gathered.cu ask matmul() for, with so many images at once.
 struct Product {
   matmul_tiles::Sizes sizes;
   bool transposed_a, transposed_b;
-  bool takes_tiles(int parts) const {
-    return parts == 3 && matmul_tiles::takes(sizes, transposed_a, transposed_b);
+  /// If they are tiles' (matmul_tiles.h), their sizes; factors as of conv_gemm::Factors.
+  std::optional<matmul_tiles::Sizes> tiled(int element_bytes, int parts) const {
+    using matmul_tiles::TileMath;
+    if (element_bytes > 4) return {};
+    return matmul_tiles::tiled(sizes, transposed_a, transposed_b,
+                               parts == 3           ? TileMath::float32
+                               : element_bytes == 4 ? TileMath::tf32
+                                                    : TileMath::bfloat16);
   }
 };
 inline Product product_of_taps(const ConvTranspose2dGeometry& g, bool transposed, const Products& z,
@@ -99,7 +105,7 @@ inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_byte
   const Gathered z(g, 4);
   constexpr std::int64_t kMany = 128;
   if (y != Layout::nchw || std::min(g.group_ci(), g.group_co()) >= kMany ||
-      (parts == 3 && g.n * g.groups < 4 && !input_product(g, z).takes_tiles(parts)) ||
+      (parts == 3 && g.n * g.groups < 4 && !input_product(g, z).tiled(element_bytes, parts)) ||
       (element_bytes == 2 && z.pixels % 2 != 0))
     return false;
   return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;

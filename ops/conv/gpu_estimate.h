@@ -212,18 +212,21 @@ struct SmallTiles {
   double depth, products, turns;
 };
 
-/// Products by tiles, `calls` times: their steps of k on a multiprocessor, those with lines that begin at odd
-/// words, those of one block, and the sums of splits.
-inline void add_tiles(const conv_columns::Product& p, double calls, Terms& terms) {
-  const matmul_tiles::Plan plan(p.sizes);
+/// Products by tiles, if they are, `calls` times: their steps of k on a multiprocessor, those with lines that
+/// begin at odd words, those of one block, and the sums of splits.
+inline bool add_tiles(const conv_columns::Product& product, const Factors& operands, double calls,
+                      Terms& terms) {
+  const auto p = product.tiled(operands.element_bytes, operands.parts);
+  if (!p) return false;
+  const matmul_tiles::Plan plan(*p);
   const auto depth = static_cast<double>(plan.split_depth / matmul_tiles::kDepth),
              splits = static_cast<double>(plan.splits);
-  const double steps = calls * depth * splits * static_cast<double>(plan.blocks(p.sizes.batch)) / 132;
+  const double steps = calls * depth * splits * static_cast<double>(plan.blocks(p->batch)) / 132;
   terms[18] = steps;
-  terms[19] = matmul_tiles::are_odd(p.sizes, p.transposed_a, p.transposed_b) ? steps : 0;
+  terms[19] = matmul_tiles::are_odd(*p, product.transposed_a, product.transposed_b) ? steps : 0;
   terms[20] = calls * depth;
-  if (plan.splits > 1)
-    terms[21] = moved(calls * splits * static_cast<double>(p.sizes.m * p.sizes.n * p.sizes.batch), 4);
+  if (plan.splits > 1) terms[21] = moved(calls * splits * static_cast<double>(p->m * p->n * p->batch), 4);
+  return true;
 }
 
 /// Of x's gradient: products with what is gathered for all taps, whose rows begin anywhere or at whole
@@ -237,11 +240,8 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
   const bool are_whole = z.pixels * bytes % 16 == 0 && sums * bytes % 16 == 0;
   Terms terms{1};  // those of other products of the pass come first
-  const conv_columns::Product product = conv_columns::input_product(c.g, z);
   const double calls = parts * static_cast<double>(z.calls(c.g.groups));
-  if (product.takes_tiles(c.operands.parts)) {
-    add_tiles(product, calls, terms);
-  } else {
+  if (!add_tiles(conv_columns::input_product(c.g, z), c.operands, calls, terms)) {
     terms[are_whole ? 10 : 11] = t.products;
     terms[12] = are_whole ? t.split_turns() : t.turns * t.depth;
   }
@@ -267,10 +267,8 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
                           static_cast<double>(p.from_channels + 15) / 2.5e7;
   const auto parts = static_cast<double>(count(c.g.n, z.images));
   const double in = images_moved(c, transposed), calls = parts * static_cast<double>(z.calls(last));
-  const conv_columns::Product product = conv_columns::product_of_taps(c.g, transposed, z, last);
-  const bool tiled = !convolved && product.takes_tiles(c.operands.parts);
   Terms terms{1,
-              convolved || tiled ? 0 : products,
+              0,
               moved(static_cast<double>(z.of_image) * images, bytes),
               c.g.flops() / p.from_channels / 2e6,
               in,
@@ -280,7 +278,9 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
               convolved ? parts : 0,
               convolved ? in : 0,
               in_short_rows(c, images_moved(c, !transposed))};
-  if (tiled) add_tiles(product, calls, terms);
+  if (!convolved &&
+      !add_tiles(conv_columns::product_of_taps(c.g, transposed, z, last), c.operands, calls, terms))
+    terms[1] = products;
   return terms;
 }
 
@@ -311,16 +311,12 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
   const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n);
   const SmallTiles t(c.g.group_ci(), columns, c.g.groups * c.g.n, static_cast<double>(z.pixels), parts);
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
-  const conv_columns::Product product = conv_columns::weight_product(c.g, z);
   const bool are_whole = z.pixels * bytes % 16 == 0 && columns % 4 == 0;
   Terms terms{1};
   terms[2] = moved(gathered, bytes), terms[3] = gathered / 1e6;
   terms[4] = images_moved(c, true), terms[5] = images_moved(c, false);
   terms[6] = parts, terms[7] = moved(static_cast<double>(c.g.weight_shape().count()) * images, 4);
-  if (product.takes_tiles(c.operands.parts)) {
-    add_tiles(product, parts, terms);
-    return terms;
-  }
+  if (add_tiles(conv_columns::weight_product(c.g, z), c.operands, parts, terms)) return terms;
   terms[1] = t.products, terms[8] = t.split_turns(), terms[11] = t.turns * t.depth;
   if (!are_whole) terms[9] = t.products, terms[10] = t.turns * t.depth;
   return terms;
