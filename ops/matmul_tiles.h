@@ -102,7 +102,12 @@ inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool
     return {};
   const Plan plan(p);
   const auto takes = [&] {
-    if (math != TileMath::float32) return p.batch > 1 && plan.splits >= 6;
+    if (math != TileMath::float32) {
+      // Of whole vectors cuBLASLt has Hopper's products.
+      const std::int64_t vector = math == TileMath::tf32 ? 4 : 8;
+      if (elements.n % vector != 0 || elements.k % vector != 0) return plan.splits >= 4 && elements.k >= 700;
+      return p.batch > 1 && plan.splits >= (math == TileMath::tf32 ? 8 : 12);
+    }
     // Of a product so small cuBLASLt makes 264 splits.
     if (plan.blocks(p.batch) == 1 && p.k >= 96) return true;
     return p.k >= 512 && (!are_odd(p, transposed_a, transposed_b) || (p.batch > 1 && plan.splits > 1));

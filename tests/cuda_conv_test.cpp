@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
 
 #include <tapedeck/core/memory.h>
 #include <tapedeck/ops/arithmetic.h>
+#include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/matrix.h>
 #include <tapedeck/ops/conv/operand_copies.h>
@@ -287,6 +289,62 @@ TEST_F(CudaConv, ColumnsOfSomeImagesAtATime) {
   EXPECT_EQ(variants["forward products by a convolution"], 2);
   EXPECT_EQ(variants["input products by a convolution"], 4);
   EXPECT_EQ(variants["input gathered pixels"], 10);
+}
+
+// Rows of matrices that are no whole vectors get room behind them where products are large. Integers, of
+// which results alone are rounded; what is not written stays NaN.
+TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
+  ConvRandom random(32);
+  struct Columns {
+    Shape x, w;
+    ConvTranspose2dOptions options;
+    bool rows, pixels;  // whether these have room, in half types
+  };
+  const Columns layers[] = {{{64, 100, 31, 31}, {100, 6, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
+                            {{192, 64, 28, 31}, {64, 5, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
+                            {{80, 96, 32, 24}, {96, 3, 5, 3}, {2, {2, 1}, 1, 1}, true, false},
+                            {{64, 64, 29, 33}, {64, 8, 3, 2}, {{1, 3}}, false, true}};
+  for (const Columns& layer : layers) {
+    for (DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
+      SCOPED_TRACE(concat(layer.x, " ", dtype));
+      set_float32_precision(Precision::high);
+      const auto integers = [&](const Shape& shape) {
+        return Tensor::from(random.integers(static_cast<std::size_t>(shape.count())), shape)
+            .to(dtype)
+            .to(kCuda);
+      };
+      const Tensor x = integers(layer.x), w = integers(layer.w),
+                   b = integers({layer.w[1] * layer.options.groups}), to_x = integers({layer.x[1]});
+      const auto g = conv_transpose2d_geometry(x, w, b, layer.options);
+      const conv_columns::Gathered half(g, 2, conv_columns::multiple_of(2, 1));
+      EXPECT_EQ(half.padded.rows != half.rows(g), layer.rows);
+      EXPECT_EQ(half.padded.line != half.pixels, layer.pixels);
+      const Tensor gy = integers(g.y_shape());
+      const auto all = [&](ConvAlgorithm algorithm) {
+        const ConvAlgorithmScope scope(algorithm);
+        const auto nothing = [](const Tensor& of) {
+          const Tensor made = Tensor::empty_like(of);
+          made.fill_(std::numeric_limits<double>::quiet_NaN());
+          return made;
+        };
+        const Tensor y = nothing(gy), gx = nothing(x), gx_alone = nothing(x), gw = nothing(w);
+        cu::conv_transpose2d(g, x, w, b, y, 0.5);
+        cu::conv2d(g, gy, w, to_x, gx, 0.5);
+        cu::conv2d(g, gy, w, {}, gx_alone, 1);
+        cu::conv_transpose2d_weight_grad(g, x, gy, gw);
+        if (algorithm == ConvAlgorithm::columns) {
+          const ConvExplanation e = cu::explain_on(g, dtype, Layout::nchw, true);
+          EXPECT_EQ(e.forward.kernel, "columns");
+          EXPECT_EQ(e.input_gradient.kernel, "columns");
+          EXPECT_EQ(e.weight_gradient.kernel, "columns");
+        }
+        return std::tuple(y.to_vector<float>(), gx.to_vector<float>(), gx_alone.to_vector<float>(),
+                          gw.to_vector<float>());
+      };
+      EXPECT_TRUE(all(ConvAlgorithm::columns) == all(ConvAlgorithm::reference));
+      set_float32_precision(Precision::highest);
+    }
+  }
 }
 
 // More groups than a grid has along most of its axes.

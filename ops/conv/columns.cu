@@ -40,6 +40,7 @@
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/pad_lines.cuh>
 
 namespace tapedeck::cu {
 
@@ -181,16 +182,29 @@ struct Shapes {
   Shapes(const ConvTranspose2dGeometry& g, bool transposed, bool last, const Products& z,
          std::int64_t images) {
     const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co();
-    weight = {g.groups, z.sets, from_channels, z.rows()};
-    from =
-        last ? Shape{images * z.pixels, from_channels} : Shape{images, g.groups, 1, from_channels, z.pixels};
+    weight = {g.groups, z.sets, from_channels, z.padded.rows};
+    from = last ? Shape{images * z.pixels, from_channels}
+                : Shape{images, g.groups, 1, from_channels, z.padded.line};
     product = last ? Shape{1, z.sets, z.rows(), images * z.pixels}
-                   : Shape{images, g.groups, z.sets, z.rows(), z.pixels};
+                   : Shape{images, g.groups, z.sets, z.padded.rows, z.padded.line};
     order = last ? Transpose::yes : Transpose::no;
   }
   Shape weight, from, product;
   Transpose order;  // of `from`
 };
+
+Products sizes_of(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
+  const conv_gemm::Factors f = conv_estimate::operands_of(dtype);
+  return {g, transposed, static_cast<int>(size_of(type_of_products(dtype))),
+          from == Layout::nchw ? conv_columns::multiple_of(f.element_bytes, f.parts) : 1};
+}
+/// Elements of copies with room behind their rows: of weights, and of what is read of all images at once.
+std::int64_t padded_weight(const Products& z, std::int64_t from_channels) {
+  return z.padded.rows == z.rows() ? 0 : from_channels * z.padded.rows;
+}
+std::int64_t padded_from(const Products& z, std::int64_t from_channels) {
+  return z.padded.line == z.pixels ? 0 : z.images * from_channels * z.padded.line;
+}
 
 /// Whether x's gradient is of gathered pixels.
 bool gathers(const ConvTranspose2dGeometry& g, DType dtype, Layout y, Layout x) {
@@ -218,7 +232,7 @@ bool columns_fits(const ConvTranspose2dGeometry& g, bool transposed, DType dtype
   if (!transposed && gathers(g, dtype, from, to)) return gathered_columns_fit(g, dtype);
   if (from == Layout::nhwc && g.groups > 1) return false;
   const int bytes = static_cast<int>(size_of(type_of_products(dtype)));
-  const Products z(g, transposed, bytes);
+  const Products z = sizes_of(g, transposed, dtype, from);
   const std::int64_t lines = g.n * (transposed ? g.co * g.h.out : g.ci * g.h.in);
   return z.of_image <= conv_columns::kMostBytes / bytes && lines <= conv_columns::kMostLines &&
          (transposed || g.ci <= conv_columns::kMostChannels) &&
@@ -231,7 +245,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     return gathered_columns(g, from, w, bias, to, negative_slope);
   const DeviceScope scope(to.device());
   const DType of_products = type_of_products(to.dtype());
-  const Products sizes(g, transposed, static_cast<int>(size_of(of_products)));
+  const Products sizes = sizes_of(g, transposed, to.dtype(), from.layout());
   const bool last = from.layout() == Layout::nhwc;
   const bool convolved = convolves(g, transposed, to.dtype(), from.layout(), to.device());
   const Plan plan(g, transposed, static_cast<int>(size_of(to.dtype())));
@@ -246,7 +260,15 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
   // Weights of sets, of which each has taps of all channels: for a convolution channels have taps of all
   // sets.
   const bool in_sets = convolved && sizes.sets > 1;
-  const Tensor weight = in_sets ? w.reshape({1, sizes.sets, g.co, sizes.taps}).to(Layout::nhwc) : w;
+  const std::int64_t from_channels = transposed ? g.ci : g.co,
+                     of_weight = padded_weight(sizes, from_channels),
+                     of_from = padded_from(sizes, from_channels);
+  const Tensor own_weight = Tensor::empty({of_weight}, {w.dtype(), w.device()}),
+               own_from = Tensor::empty({of_from}, {from.dtype(), from.device()});
+  if (of_weight > 0) copy_lines(w, sizes.rows(), own_weight, sizes.padded.rows, sizes.rows());
+  const Tensor weight = in_sets         ? w.reshape({1, sizes.sets, g.co, sizes.taps}).to(Layout::nhwc)
+                        : of_weight > 0 ? own_weight
+                                        : w.flat();
   const Tensor all = Tensor::empty({sizes.images * sizes.of_image}, {of_products, to.device()});
   announce_bulk_writes(all);
   for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
@@ -260,12 +282,16 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
                                               z.reshape(one.y_shape()), 1);
     } else {
       const Shapes shapes(g, transposed, last, sizes, images);
-      matmul(w.reshape(shapes.weight), Transpose::yes, from.slice(begin, end).flat().reshape(shapes.from),
-             shapes.order, {}, z.reshape(shapes.product));
+      const Tensor part = from.slice(begin, end),
+                   pixels = of_from > 0 ? own_from.slice(0, images * from_channels * sizes.padded.line)
+                                        : part.flat();
+      if (of_from > 0) copy_lines(part, sizes.pixels, pixels, sizes.padded.line, sizes.pixels);
+      matmul(weight.reshape(shapes.weight), Transpose::yes, pixels.reshape(shapes.from), shapes.order, {},
+             z.reshape(shapes.product));
     }
     call.z = z.raw();
     call.z_image = static_cast<int>(last ? sizes.pixels : sizes.of_image);
-    call.z_tap = static_cast<int>((last ? images : in_sets ? sizes.sets : 1) * sizes.pixels);
+    call.z_tap = static_cast<int>((last ? images : in_sets ? sizes.sets : 1) * sizes.padded.line);
     call.z_row = plan.kernel_w * call.z_tap;
     call.z_channel = in_sets ? static_cast<int>(sizes.pixels) : plan.kernel_h * call.z_row;
     const Tensor result = to.slice(begin, end);
@@ -292,7 +318,9 @@ std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed
                                Device device) {
   if (!transposed && gathers(g, dtype, from, from)) return gathered_columns_workspace(g, dtype, device);
   const DType of_products = type_of_products(dtype);
-  const Products z(g, transposed, static_cast<int>(size_of(of_products)));
+  const Products z = sizes_of(g, transposed, dtype, from);
+  const std::int64_t from_channels = transposed ? g.ci : g.co,
+                     copies = padded_weight(z, from_channels) + padded_from(z, from_channels);
   const bool convolved = convolves(g, transposed, dtype, from, device);
   const auto of_product = [&](std::int64_t images) {
     if (convolved) {
@@ -310,6 +338,7 @@ std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed
   };
   const std::int64_t rest = g.n % z.images;
   return z.images * z.of_image * static_cast<std::int64_t>(size_of(of_products)) +
+         copies * static_cast<std::int64_t>(size_of(dtype)) +
          std::max(of_product(z.images), rest > 0 ? of_product(rest) : 0);
 }
 

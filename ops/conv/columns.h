@@ -20,16 +20,42 @@ inline constexpr std::int64_t kMostChannels = 16;     // of x whose gradient is 
 /// Rows that kernels count in 31 bits, with those that the last block has too much.
 inline constexpr std::int64_t kMostLines = (std::int64_t{1} << 31) - 8192;
 
+/// Of so many elements cuBLASLt wants sizes of matrices to be multiples, whole vectors of 16 bytes, for its
+/// products on Hopper's tensor cores, even that of a result's rows: others take 2 to 6 times as long. 1 where
+/// it has none, of float32's accuracy and float64. Factors as of conv_gemm::Factors.
+inline std::int64_t multiple_of(int element_bytes, int parts) {
+  return parts == 3 || element_bytes > 4 ? 1 : 16 / element_bytes;
+}
+
+/// Rows of z of a group, and elements of a row, which are pixels: multiples of that where products gain more
+/// by it than clearing what is beside, and if pixels are padded copying `copied` bytes, takes.
+struct Padded {
+  Padded(std::int64_t of_rows, std::int64_t pixels, std::int64_t multiple, double flops, double copied)
+      : rows(of_rows), line(pixels) {
+    const auto whole = [&](std::int64_t size) { return (size + multiple - 1) / multiple * multiple; };
+    const bool pads_pixels = whole(pixels) != pixels;
+    const double gained = flops * 6e-9, taken = pads_pixels ? 5 + copied / 2e6 : 2.5;  // us of an H200
+    if (gained < taken) return;
+    rows = whole(rows), line = whole(pixels);
+  }
+  std::int64_t rows, line;
+};
+
 /// Products with the pixels of an image of `from`: (channels of `to`, taps) times pixels, in sets of which
 /// each has weights of its own: conv_transpose2d's are one, conv2d has one for each channel of x.
+/// `multiple`: as above, of images in nchw.
 struct Products {
-  Products(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes)
+  Products(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, std::int64_t multiple = 1)
       : taps(g.h.kernel * g.w.kernel),
         to_channels(transposed ? g.group_co() : g.group_ci()),
         sets(transposed ? 1 : to_channels),
         groups(g.groups),
         pixels(transposed ? g.h.in * g.w.in : g.h.out * g.w.out),
-        of_image(groups * to_channels * taps * pixels),
+        padded(rows(), pixels, pads(multiple) ? multiple : 1,
+               2.0 * static_cast<double>(to_channels * taps * pixels * g.n) *
+                   static_cast<double>(transposed ? g.ci : g.co),
+               static_cast<double>((transposed ? g.ci : g.co) * pixels * g.n * 16 / multiple)),
+        of_image(groups * sets * padded.rows * padded.line),
         images(std::clamp<std::int64_t>(kBytes / element_bytes / of_image, 1,
                                         std::clamp<std::int64_t>(g.n, 1, kMostImages))) {}
   /// Of a set.
@@ -40,28 +66,40 @@ struct Products {
     return last ? 1 : images * groups * sets / std::max({images, groups, sets});
   }
 
-  std::int64_t taps, to_channels, sets, groups, pixels, of_image;
+  std::int64_t taps, to_channels, sets, groups, pixels;
+  Padded padded;
+  std::int64_t of_image;
   std::int64_t images;  // at once
+
+ private:
+  /// Channels of neighbouring groups and sets are neighbours in z, as sums want them.
+  bool pads(std::int64_t multiple) const { return groups * sets == 1 || rows() % multiple == 0; }
 };
 
 /// What is gathered of y for its gradients: what each tap reads for each pixel of x.
 struct Gathered {
-  Gathered(const ConvTranspose2dGeometry& g, int element_bytes)
+  Gathered(const ConvTranspose2dGeometry& g, int element_bytes, std::int64_t multiple = 1)
       : taps(g.h.kernel * g.w.kernel),
         pixels(g.h.in * g.w.in),
-        of_image(g.co * taps * pixels),
-        images(std::clamp<std::int64_t>(kBytes / element_bytes / std::max<std::int64_t>(of_image, 1), 1,
-                                        at_most(g))),
         lies(taps == 1 && g.h.stride * g.w.stride == 1 && g.h.padding == 0 && g.w.padding == 0 &&
-             g.h.in == g.h.out && g.w.in == g.w.out) {
+             g.h.in == g.h.out && g.w.in == g.w.out),
+        padded(g.group_co() * taps, pixels, lies ? 1 : multiple, g.flops(),
+               static_cast<double>(g.n * g.ci * pixels * 16 / multiple)),
+        of_image(g.groups * padded.rows * padded.line),
+        images(std::clamp<std::int64_t>(kBytes / element_bytes / std::max<std::int64_t>(of_image, 1), 1,
+                                        at_most(g))) {
     if (lies) images = at_most(g);
   }
   /// Calls of matmul() for `images` images with a weight, which all images share.
   std::int64_t calls(std::int64_t groups) const { return std::min(images, groups); }
+  /// Rows of a group.
+  std::int64_t rows(const ConvTranspose2dGeometry& g) const { return g.group_co() * taps; }
 
-  std::int64_t taps, pixels, of_image;
+  std::int64_t taps, pixels;
+  bool lies;  // in y itself
+  Padded padded;
+  std::int64_t of_image;
   std::int64_t images;  // at once
-  bool lies;            // in y itself
 
  private:
   /// Each image's groups are matrices of a batch.
@@ -88,13 +126,13 @@ inline Product product_of_taps(const ConvTranspose2dGeometry& g, bool transposed
                                bool last) {
   const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co();
   if (last) return {{z.rows(), z.images * z.pixels, from_channels, z.sets}, true, true};
-  return {{z.rows(), z.pixels, from_channels, std::max({z.images, z.groups, z.sets})}, true, false};
+  return {{z.padded.rows, z.padded.line, from_channels, std::max({z.images, z.groups, z.sets})}, true, false};
 }
 inline Product input_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
-  return {{g.group_ci(), z.pixels, g.group_co() * z.taps, std::max(z.images, g.groups)}, false, false};
+  return {{g.group_ci(), z.padded.line, z.padded.rows, std::max(z.images, g.groups)}, false, false};
 }
 inline Product weight_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
-  return {{g.group_ci(), g.group_co() * z.taps, z.pixels, z.images * g.groups}, false, true};
+  return {{g.group_ci(), z.padded.rows, z.padded.line, z.images * g.groups}, false, true};
 }
 
 /// Whether what taps read of y is gathered for x's gradient, before products instead of behind them: where
@@ -106,7 +144,7 @@ inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_byte
   constexpr std::int64_t kMany = 128;
   if (y != Layout::nchw || std::min(g.group_ci(), g.group_co()) >= kMany ||
       (parts == 3 && g.n * g.groups < 4 && !input_product(g, z).tiled(element_bytes, parts)) ||
-      (element_bytes == 2 && z.pixels % 2 != 0))
+      (element_bytes == 2 && Gathered(g, 2, multiple_of(2, parts)).padded.line % 2 != 0))
     return false;
   return g.ci > kMostChannels || z.of_image <= Products(g, false, 4).of_image;
 }

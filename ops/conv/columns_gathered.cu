@@ -15,17 +15,21 @@
 // ninth in float32 and every fourth in TF32 and bfloat16: [64,512,56,13] by one channel of 3x2, stride (3,4):
 // 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every twelfth, every fifth and
 // two of seven that it computes: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
-// Where rows of z, of weights or of results begin beside whole vectors, cuBLASLt's products are slower.
+// Where rows of matrices are no whole vectors, cuBLASLt's products on tensor cores take 2 to 6 times as long
+// (512 x 900, 3584 of k in bfloat16: 54 us, 904 columns 11), so z has room behind its rows and after the
+// last, and weights, x and results are copied to such lines where it pays.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/gemm_plan.h>
+#include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/matmul.h>
 #include <tapedeck/ops/rectify.h>
 #include <tapedeck/ops/reduce.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/bulk_writes.cuh>
 #include <tapedeck/ops/conv/columns.cuh>
+#include <tapedeck/ops/conv/pad_lines.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
@@ -39,7 +43,8 @@ struct GatherArguments {
   ConvAxis32 h, w;
   const void* y;
   void* z;
-  Divider by_tiles, by_height, by_kernel;
+  Divider by_tiles, by_height, by_kernel, by_channels;
+  int z_line, z_room;         // elements of a row of z, and behind those of a group
   int lines, lines_of_block;  // a line: a row of x's pixels, of a channel of y and a row of taps
 };
 
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(kLineThreads)
   await_previous();
   if (column >= w.in) return;
   const int end = ::min((group + 1) * call.lines_of_block, call.lines), first = column * w.stride - w.padding,
-            pixels = h.in * w.in;
+            pixels = call.z_line;
   for (int line = group * call.lines_of_block + threadIdx.y; line < end; line += blockDim.y) {
     const int rows = call.by_height.divide(line), row = call.by_height.modulo(line, rows),
               plane = call.by_kernel.divide(rows), kh = call.by_kernel.modulo(rows, plane);
@@ -61,6 +66,7 @@ __global__ void __launch_bounds__(kLineThreads)
     const bool is_inside = static_cast<unsigned>(from_row) < static_cast<unsigned>(h.out);
     const T* const from = static_cast<const T*>(call.y) + (std::int64_t{plane} * h.out + from_row) * w.out;
     T* to = static_cast<T*>(call.z) + std::int64_t{rows} * w.kernel * pixels + row * w.in + column;
+    if (call.z_room > 0) to += std::int64_t{call.by_channels.divide(plane)} * call.z_room;
     int at = first;
 #pragma unroll 4
     for (int kw = 0; kw < w.kernel; ++kw, at += w.dilation, to += pixels)
@@ -68,11 +74,14 @@ __global__ void __launch_bounds__(kLineThreads)
   }
 }
 
-void gather(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& z) {
+void gather(const ConvTranspose2dGeometry& g, const Gathered& sizes, const Tensor& y, const Tensor& z) {
   GatherArguments call{};
   call.h = ConvAxis32(g.h), call.w = ConvAxis32(g.w);
   call.y = y.raw(), call.z = z.raw();
   call.by_height = Divider(g.h.in), call.by_kernel = Divider(g.h.kernel);
+  call.by_channels = Divider(g.group_co());
+  call.z_line = static_cast<int>(sizes.padded.line);
+  call.z_room = static_cast<int>((sizes.padded.rows - sizes.rows(g)) * sizes.padded.line);
   call.lines = static_cast<int>(y.size(0) * g.co * g.h.kernel * g.h.in);
   const LineTiles tiles(g.w.in, call.lines, 1);
   call.by_tiles = Divider(tiles.tiles);
@@ -96,19 +105,33 @@ Tensor gathered(const ConvTranspose2dGeometry& g, const Gathered& sizes, const T
                 const Tensor& room) {
   if (sizes.lies) return y.flat();
   const Tensor z = room.slice(0, y.size(0) * sizes.of_image);
-  gather(g, y, z);
+  gather(g, sizes, y, z);
   return z;
 }
-/// Room for that of all images that are gathered at once.
-Tensor room_of(const Gathered& sizes, const Tensor& y) {
-  return Tensor::empty({sizes.lies ? 0 : sizes.images * sizes.of_image}, {y.dtype(), y.device()});
+/// Room for that of all images that are gathered at once; what is not gathered is zero.
+Tensor room_of(const ConvTranspose2dGeometry& g, const Gathered& sizes, const Tensor& y) {
+  const Tensor room =
+      Tensor::empty({sizes.lies ? 0 : sizes.images * sizes.of_image}, {y.dtype(), y.device()});
+  clear_beside(room, sizes.rows(g), sizes.pixels, sizes.padded.rows, sizes.padded.line);
+  return room;
+}
+Gathered sizes_of(const ConvTranspose2dGeometry& g, DType dtype) {
+  const conv_gemm::Factors f = conv_estimate::operands_of(dtype);
+  return {g, f.element_bytes, conv_columns::multiple_of(f.element_bytes, f.parts)};
+}
+/// Of x, or x's gradient, of all images that are multiplied at once with room behind its rows.
+std::int64_t padded_x(const ConvTranspose2dGeometry& g, const Gathered& sizes) {
+  return sizes.padded.line == sizes.pixels ? 0 : sizes.images * g.ci * sizes.padded.line;
+}
+std::int64_t padded_weight(const ConvTranspose2dGeometry& g, const Gathered& sizes) {
+  return sizes.padded.rows == sizes.rows(g) ? 0 : g.ci * sizes.padded.rows;
 }
 std::int64_t room_bytes(const Gathered& sizes, DType dtype) {
   return sizes.lies ? 0 : sizes.images * sizes.of_image * static_cast<std::int64_t>(size_of(dtype));
 }
 bool can_be_gathered(const ConvTranspose2dGeometry& g, DType dtype) {
   if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
-  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  const Gathered sizes = sizes_of(g, dtype);
   return sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
          g.n * g.co * g.h.kernel * g.h.in <= conv_columns::kMostLines;
 }
@@ -122,53 +145,62 @@ std::int64_t most_of_parts(const ConvTranspose2dGeometry& g, const Gathered& siz
 /// Shapes of x's product of some images.
 struct InputShapes {
   InputShapes(const ConvTranspose2dGeometry& g, const Gathered& sizes, std::int64_t images)
-      : weight{g.groups, g.group_ci(), g.group_co() * sizes.taps},
-        z{images, g.groups, g.group_co() * sizes.taps, sizes.pixels},
-        x{images, g.groups, g.group_ci(), sizes.pixels} {}
+      : weight{g.groups, g.group_ci(), sizes.padded.rows},
+        z{images, g.groups, sizes.padded.rows, sizes.padded.line},
+        x{images, g.groups, g.group_ci(), sizes.padded.line} {}
   Shape weight, z, x;
 };
 
 /// And of the weight's.
 struct WeightShapes {
   WeightShapes(const ConvTranspose2dGeometry& g, const Gathered& sizes, std::int64_t images)
-      : x{images * g.groups, g.group_ci(), sizes.pixels},
-        z{images * g.groups, g.group_co() * sizes.taps, sizes.pixels},
-        parts{images * g.groups, g.group_ci(), g.group_co() * sizes.taps} {}
+      : x{images * g.groups, g.group_ci(), sizes.padded.line},
+        z{images * g.groups, sizes.padded.rows, sizes.padded.line},
+        parts{images * g.groups, g.group_ci(), sizes.padded.rows} {}
   Shape x, z, parts;
 };
 
 }  // namespace
 
 bool gathered_columns_fit(const ConvTranspose2dGeometry& g, DType dtype) {
-  return can_be_gathered(g, dtype) &&
-         Gathered(g, static_cast<int>(size_of(dtype))).calls(g.groups) <= conv_columns::kMostCalls;
+  return can_be_gathered(g, dtype) && sizes_of(g, dtype).calls(g.groups) <= conv_columns::kMostCalls;
 }
 
 void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                       const Tensor& x, double negative_slope) {
   const DeviceScope scope(x.device());
-  const Gathered sizes(g, static_cast<int>(size_of(y.dtype())));
-  const Tensor room = room_of(sizes, y);
+  const Gathered sizes = sizes_of(g, y.dtype());
+  const Tensor room = room_of(g, sizes, y);
   announce_bulk_writes(x);
-  if (bias.defined()) expand(bias.reshape({1, g.ci, 1, 1}), 1, x);
+  const std::int64_t of_weight = padded_weight(g, sizes), of_x = padded_x(g, sizes);
+  const Tensor own_weight = Tensor::empty({of_weight}, {w.dtype(), w.device()}),
+               own_x = Tensor::empty({of_x}, {x.dtype(), x.device()});
+  if (of_weight > 0) copy_lines(w, sizes.rows(g), own_weight, sizes.padded.rows, sizes.rows(g));
+  const Tensor all_weights = of_weight > 0 ? own_weight : w.flat();
   for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
     const std::int64_t end = std::min(g.n, begin + sizes.images);
     const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
     const InputShapes shapes(g, sizes, end - begin);
-    const Tensor weight = w.flat().reshape(shapes.weight), pixels = z.reshape(shapes.z),
-                 result = x.slice(begin, end).flat().reshape(shapes.x);
+    const Tensor weight = all_weights.reshape(shapes.weight), pixels = z.reshape(shapes.z),
+                 part = x.slice(begin, end),
+                 to = of_x > 0 ? own_x.slice(0, (end - begin) * g.ci * sizes.padded.line) : part.flat(),
+                 result = to.reshape(shapes.x);
     if (bias.defined()) {
+      expand(bias.reshape({1, g.ci, 1}), 1, to.reshape({end - begin, g.ci, sizes.padded.line}));
       add_matmul(weight, Transpose::no, pixels, Transpose::no, result);
     } else {
       matmul(weight, Transpose::no, pixels, Transpose::no, {}, result);
     }
+    if (of_x > 0) copy_lines(to, sizes.padded.line, part, sizes.pixels, sizes.pixels);
   }
   if (negative_slope != 1) rectify(x, negative_slope);
 }
 
 std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
-  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
-  return room_bytes(sizes, dtype) + most_of_parts(g, sizes, [&](std::int64_t images) {
+  const Gathered sizes = sizes_of(g, dtype);
+  const std::int64_t copies =
+      (padded_weight(g, sizes) + padded_x(g, sizes)) * static_cast<std::int64_t>(size_of(dtype));
+  return room_bytes(sizes, dtype) + copies + most_of_parts(g, sizes, [&](std::int64_t images) {
            const InputShapes shapes(g, sizes, images);
            return matmul_workspace(device, dtype, shapes.weight, Transpose::no, shapes.z, Transpose::no,
                                    dtype, shapes.x, false);
@@ -177,33 +209,38 @@ std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType 
 
 bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
   if (x != Layout::nchw || y != Layout::nchw || !can_be_gathered(g, dtype)) return false;
-  const std::int64_t parts = g.n * g.weight_shape().count();
+  const std::int64_t parts = g.n * g.ci * sizes_of(g, dtype).padded.rows;
   return parts <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(type_of_products(dtype)));
 }
 
 void columns_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                          const Tensor& w) {
   const DeviceScope scope(w.device());
-  const Gathered sizes(g, static_cast<int>(size_of(y.dtype())));
-  const Tensor room = room_of(sizes, y),
-               parts = Tensor::empty({g.n, w.count()}, {type_of_products(y.dtype()), y.device()});
+  const Gathered sizes = sizes_of(g, y.dtype());
+  const std::int64_t of_part = g.ci * sizes.padded.rows, of_x = padded_x(g, sizes);
+  const Tensor room = room_of(g, sizes, y), own_x = Tensor::empty({of_x}, {x.dtype(), x.device()}),
+               parts = Tensor::empty({g.n, of_part}, {type_of_products(y.dtype()), y.device()});
   announce_bulk_writes(parts);
   for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
     const std::int64_t end = std::min(g.n, begin + sizes.images);
-    const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
+    const Tensor z = gathered(g, sizes, y.slice(begin, end), room), part = x.slice(begin, end);
+    const Tensor pixels = of_x > 0 ? own_x.slice(0, (end - begin) * g.ci * sizes.padded.line) : part.flat();
+    if (of_x > 0) copy_lines(part, sizes.pixels, pixels, sizes.padded.line, sizes.pixels);
     const WeightShapes shapes(g, sizes, end - begin);
-    matmul(x.slice(begin, end).flat().reshape(shapes.x), Transpose::no, z.reshape(shapes.z), Transpose::yes,
-           {}, parts.slice(begin, end).flat().reshape(shapes.parts));
+    matmul(pixels.reshape(shapes.x), Transpose::no, z.reshape(shapes.z), Transpose::yes, {},
+           parts.slice(begin, end).flat().reshape(shapes.parts));
   }
-  visit_floating("conv", w.dtype(),
-                 [&]<class T>() { add_parts<T>(static_cast<const ProductOf<T>*>(parts.raw()), g.n, w); });
+  visit_floating("conv", w.dtype(), [&]<class T>() {
+    add_parts<T>(static_cast<const ProductOf<T>*>(parts.raw()), g.n, w, WeightPlaces(w),
+                 PartLines{sizes.rows(g), sizes.padded.rows});
+  });
 }
 
 std::int64_t columns_weight_grad_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device) {
-  const Gathered sizes(g, static_cast<int>(size_of(dtype)));
+  const Gathered sizes = sizes_of(g, dtype);
   const DType of_parts = type_of_products(dtype);
-  return room_bytes(sizes, dtype) +
-         g.n * g.weight_shape().count() * static_cast<std::int64_t>(size_of(of_parts)) +
+  return room_bytes(sizes, dtype) + padded_x(g, sizes) * static_cast<std::int64_t>(size_of(dtype)) +
+         g.n * g.ci * sizes.padded.rows * static_cast<std::int64_t>(size_of(of_parts)) +
          most_of_parts(g, sizes, [&](std::int64_t images) {
            const WeightShapes shapes(g, sizes, images);
            return matmul_workspace(device, dtype, shapes.x, Transpose::no, shapes.z, Transpose::yes, of_parts,

@@ -233,12 +233,12 @@ inline bool add_tiles(const conv_columns::Product& product, const Factors& opera
 /// vectors.
 inline Terms of_gathered_columns(const ConvCall& c) {
   const int bytes = c.operands.element_bytes;
-  const conv_columns::Gathered z(c.g, bytes);
-  const std::int64_t sums = c.g.group_co() * z.taps;
+  const conv_columns::Gathered z(c.g, bytes, conv_columns::multiple_of(bytes, c.operands.parts));
+  const std::int64_t sums = z.padded.rows;
   const auto parts = static_cast<double>(count(c.g.n, z.images));
-  const SmallTiles t(c.g.group_ci(), z.pixels, c.g.groups * c.g.n, static_cast<double>(sums), parts);
+  const SmallTiles t(c.g.group_ci(), z.padded.line, c.g.groups * c.g.n, static_cast<double>(sums), parts);
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
-  const bool are_whole = z.pixels * bytes % 16 == 0 && sums * bytes % 16 == 0;
+  const bool are_whole = z.padded.line * bytes % 16 == 0 && sums * bytes % 16 == 0;
   Terms terms{1};  // those of other products of the pass come first
   const double calls = parts * static_cast<double>(z.calls(c.g.groups));
   if (!add_tiles(conv_columns::input_product(c.g, z), c.operands, calls, terms)) {
@@ -248,6 +248,7 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   terms[13] = moved(gathered, bytes), terms[14] = gathered / 1e6;
   terms[15] = images_moved(c, false), terms[16] = images_moved(c, true);
   terms[17] = calls;
+  if (z.padded.line != z.pixels) terms[22] = images_moved(c, true);
   return terms;
 }
 
@@ -258,12 +259,14 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
     return of_gathered_columns(c);
   const bool transposed = p.is_transposed, last = c.layout == Layout::nhwc;
   const int bytes = std::max(4, c.operands.element_bytes);
-  const conv_columns::Products z(c.g, transposed, bytes);
+  const conv_columns::Products z(
+      c.g, transposed, bytes,
+      last ? 1 : conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts));
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
   const bool convolved = conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts);
-  const double pixels = last ? whole(c.g.n * z.pixels) : whole(z.pixels) * images;
-  const double products = whole(z.rows()) * pixels * static_cast<double>(z.sets * c.g.groups) *
+  const double pixels = last ? whole(c.g.n * z.pixels) : whole(z.padded.line) * images;
+  const double products = whole(z.padded.rows) * pixels * static_cast<double>(z.sets * c.g.groups) *
                           static_cast<double>(p.from_channels + 15) / 2.5e7;
   const auto parts = static_cast<double>(count(c.g.n, z.images));
   const double in = images_moved(c, transposed), calls = parts * static_cast<double>(z.calls(last));
@@ -279,8 +282,13 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
               convolved ? in : 0,
               in_short_rows(c, images_moved(c, !transposed))};
   if (!convolved &&
-      !add_tiles(conv_columns::product_of_taps(c.g, transposed, z, last), c.operands, calls, terms))
+      !add_tiles(conv_columns::product_of_taps(c.g, transposed, z, last), c.operands, calls, terms)) {
     terms[1] = products;
+    const std::int64_t vector = 16 / c.operands.element_bytes;
+    if (c.operands.parts == 1 && (z.padded.rows % vector != 0 || z.padded.line % vector != 0))
+      terms[19] = products;
+  }
+  if (z.padded.line != z.pixels) terms[22] = in;
   return terms;
 }
 
@@ -306,16 +314,17 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
 /// of sums are written and added.
 inline Terms of_columns_weight_grad(const ConvCall& c) {
   const int bytes = c.operands.element_bytes;
-  const conv_columns::Gathered z(c.g, bytes);
-  const std::int64_t columns = c.g.group_co() * z.taps;
+  const conv_columns::Gathered z(c.g, bytes, conv_columns::multiple_of(bytes, c.operands.parts));
+  const std::int64_t columns = z.padded.rows;
   const auto parts = static_cast<double>(count(c.g.n, z.images)), images = static_cast<double>(c.g.n);
-  const SmallTiles t(c.g.group_ci(), columns, c.g.groups * c.g.n, static_cast<double>(z.pixels), parts);
+  const SmallTiles t(c.g.group_ci(), columns, c.g.groups * c.g.n, static_cast<double>(z.padded.line), parts);
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * images;
-  const bool are_whole = z.pixels * bytes % 16 == 0 && columns % 4 == 0;
+  const bool are_whole = z.padded.line * bytes % 16 == 0 && columns * bytes % 16 == 0;
   Terms terms{1};
   terms[2] = moved(gathered, bytes), terms[3] = gathered / 1e6;
   terms[4] = images_moved(c, true), terms[5] = images_moved(c, false);
   terms[6] = parts, terms[7] = moved(static_cast<double>(c.g.weight_shape().count()) * images, 4);
+  if (z.padded.line != z.pixels) terms[22] = images_moved(c, true);
   if (add_tiles(conv_columns::weight_product(c.g, z), c.operands, parts, terms)) return terms;
   terms[1] = t.products, terms[8] = t.split_turns(), terms[11] = t.turns * t.depth;
   if (!are_whole) terms[9] = t.products, terms[10] = t.turns * t.depth;

@@ -31,7 +31,7 @@ namespace tapedeck::conv_estimate {
 using conv_gemm::count;
 using conv_gemm::Factors;
 
-inline constexpr int kTerms = 22;
+inline constexpr int kTerms = 23;
 using Terms = std::array<double, kTerms>;
 
 /// The algorithms that have estimates. Of the weight's gradient wgmma has none, but its ways have: windows,

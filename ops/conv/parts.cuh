@@ -20,19 +20,29 @@ struct WeightPlaces {
   bool last;
 };
 
-/// Element i of `to` is the sum over s of parts[s * count + i]. kSlices threads share the parts of an
-/// element, so that many loads are under way; their sums are added in order. A block has kLanes elements.
+/// Where elements of a part are: in lines, with or without room behind them.
+struct PartLines {
+  __device__ std::int64_t of(std::int64_t i) const {
+    return width == pitch ? i : i / width * pitch + i % width;
+  }
+  std::int64_t width = 1, pitch = 1;
+};
+
+/// Element i of `to` is the sum over s of parts[s * stride + lines.of(i)]. kSlices threads share the parts of
+/// an element, so that many loads are under way; their sums are added in order. A block has kLanes elements.
 template <class T, class V, int kSlices, int kLanes>
 __global__ void __launch_bounds__(kSlices* kLanes)
-    add_parts_kernel(const V* parts, std::int64_t splits, T* to, std::int64_t count, WeightPlaces places) {
+    add_parts_kernel(const V* parts, std::int64_t splits, std::int64_t stride, PartLines lines, T* to,
+                     std::int64_t count, WeightPlaces places) {
   __shared__ V sums[kSlices][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, slice = static_cast<int>(threadIdx.x) / kLanes;
   const std::int64_t i = std::int64_t{blockIdx.x} * kLanes + lane;
   await_previous();
   V sum = 0;
   if (i < count) {
+    const V* const of_element = parts + lines.of(i);
 #pragma unroll 8
-    for (std::int64_t s = slice; s < splits; s += kSlices) sum += parts[s * count + i];
+    for (std::int64_t s = slice; s < splits; s += kSlices) sum += of_element[s * stride];
   }
   sums[slice][lane] = sum;
   __syncthreads();
@@ -42,14 +52,17 @@ __global__ void __launch_bounds__(kSlices* kLanes)
   to[places.of(i)] = convert<T>(sum);
 }
 
-/// to = the sum of `splits` tensors of its size, one after another from `parts` on, in its places.
+/// to = the sum of `splits` tensors of its size, or of such lines, one after another from `parts` on, in its
+/// places.
 template <class T, class V>
-void add_parts(const V* parts, std::int64_t splits, const Tensor& to, const WeightPlaces& places) {
+void add_parts(const V* parts, std::int64_t splits, const Tensor& to, const WeightPlaces& places,
+               const PartLines& lines = {}) {
   if (to.count() == 0) return;
   const auto launch = [&]<int kSlices, int kLanes>() {
     launch_kernel("conv: sum of parts", to.device(), add_parts_kernel<T, V, kSlices, kLanes>,
                   grid_size("conv: sum of parts", ceil_div(to.count(), kLanes)), kSlices * kLanes, parts,
-                  splits, static_cast<T*>(to.raw()), to.count(), places);
+                  splits, to.count() / lines.width * lines.pitch, lines, static_cast<T*>(to.raw()),
+                  to.count(), places);
   };
   // Where elements are few, more threads have them (weights' gradients of few parts took up to 1.15 times).
   if (splits > 64) return launch.template operator()<16, 32>();

@@ -1,0 +1,73 @@
+// What pad_lines.cuh declares. A thread has some columns of a line.
+#include <tapedeck/ops/conv/pad_lines.cuh>
+
+#include <algorithm>
+
+#include <tapedeck/core/launch_kernel.cuh>
+#include <tapedeck/ops/conv/bulk_writes.cuh>
+
+namespace tapedeck::cu {
+
+namespace {
+
+struct LineArguments {
+  const void* from;  // nullptr: what is there stays
+  void* to;
+  std::int64_t from_pitch, to_pitch, lines;
+  int width, columns;      // columns: of `to`, of which those from `width` on are cleared
+  std::int64_t rows, all;  // lines from `rows` on of every `all` are cleared
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ LineArguments call) {
+  await_previous();
+  for (std::int64_t line = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; line < call.lines;
+       line += std::int64_t{gridDim.x} * blockDim.y) {
+    const bool is_row = line % call.all < call.rows;
+    const T* const from = static_cast<const T*>(call.from) + line * call.from_pitch;
+    T* const to = static_cast<T*>(call.to) + line * call.to_pitch;
+    const bool stays = call.from == nullptr && is_row;
+    for (int column = static_cast<int>(threadIdx.x) + (stays ? call.width : 0); column < call.columns;
+         column += static_cast<int>(blockDim.x))
+      to[column] = is_row && column < call.width ? from[column] : T(0);
+  }
+}
+
+void launch(const Tensor& to, const LineArguments& call) {
+  if (call.lines == 0) return;
+  const int across = std::clamp(call.columns, 32, kThreads) / 32 * 32;
+  const dim3 block(static_cast<unsigned>(across), static_cast<unsigned>(kThreads / across));
+  constexpr std::int64_t kMostBlocks = 132 * 32;
+  const unsigned blocks = grid_size("conv", std::min(ceil_div(call.lines, block.y), kMostBlocks));
+  const auto of_type = [&]<class T>() {
+    launch_kernel("conv: lines with room", to.device(), copy_lines_kernel<T>, blocks, block, call);
+  };
+  switch (size_of(to.dtype())) {
+    case 2:
+      return of_type.template operator()<std::uint16_t>();
+    case 4:
+      return of_type.template operator()<std::uint32_t>();
+    default:
+      return of_type.template operator()<std::uint64_t>();
+  }
+}
+
+}  // namespace
+
+void copy_lines(const Tensor& from, std::int64_t from_pitch, const Tensor& to, std::int64_t to_pitch,
+                std::int64_t width) {
+  announce_bulk_writes(to);
+  const std::int64_t lines = to.count() / to_pitch;
+  launch(to, {from.raw(), to.raw(), from_pitch, to_pitch, lines, static_cast<int>(width),
+              static_cast<int>(to_pitch), 1, 1});
+}
+
+void clear_beside(const Tensor& to, std::int64_t rows, std::int64_t width, std::int64_t all_rows,
+                  std::int64_t pitch) {
+  if (rows == all_rows && width == pitch) return;
+  announce_bulk_writes(to);
+  launch(to, {nullptr, to.raw(), 0, pitch, to.count() / pitch, static_cast<int>(width),
+              static_cast<int>(pitch), rows, all_rows});
+}
+
+}  // namespace tapedeck::cu
