@@ -300,10 +300,10 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
     ConvTranspose2dOptions options;
     bool rows, pixels;  // whether these have room, in half types
   };
-  const Columns layers[] = {{{64, 100, 31, 31}, {100, 6, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
-                            {{192, 64, 28, 31}, {64, 5, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
+  const Columns layers[] = {{{64, 100, 31, 31}, {100, 11, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
+                            {{192, 64, 28, 31}, {64, 14, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
                             {{80, 96, 32, 24}, {96, 3, 5, 3}, {2, {2, 1}, 1, 1}, true, false},
-                            {{64, 64, 29, 33}, {64, 8, 3, 2}, {{1, 3}}, false, true}};
+                            {{64, 64, 29, 33}, {64, 32, 3, 2}, {{1, 3}}, false, true}};
   for (const Columns& layer : layers) {
     for (DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
       SCOPED_TRACE(concat(layer.x, " ", dtype));
