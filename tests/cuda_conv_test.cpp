@@ -300,8 +300,8 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
     ConvTranspose2dOptions options;
     bool rows, pixels;  // whether these have room, in half types
   };
-  const Columns layers[] = {{{64, 100, 31, 31}, {100, 11, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
-                            {{192, 64, 28, 31}, {64, 14, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
+  const Columns layers[] = {{{64, 100, 31, 31}, {100, 17, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
+                            {{192, 64, 28, 31}, {64, 18, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
                             {{80, 96, 32, 24}, {96, 3, 5, 3}, {2, {2, 1}, 1, 1}, true, false},
                             {{64, 64, 29, 33}, {64, 32, 3, 2}, {{1, 3}}, false, true}};
   for (const Columns& layer : layers) {
