@@ -172,9 +172,12 @@ void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const T
   const Gathered sizes = sizes_of(g, y.dtype());
   const Tensor room = room_of(g, sizes, y);
   announce_bulk_writes(x);
-  const std::int64_t of_weight = padded_weight(g, sizes), of_x = padded_x(g, sizes);
+  // cuBLASLt rounds products of 16 bits before it adds them to something.
+  const bool is_wide = bias.defined() && size_of(x.dtype()) == 2;
+  const std::int64_t of_weight = padded_weight(g, sizes),
+                     of_x = is_wide ? sizes.images * g.ci * sizes.padded.line : padded_x(g, sizes);
   const Tensor own_weight = Tensor::empty({of_weight}, {w.dtype(), w.device()}),
-               own_x = Tensor::empty({of_x}, {x.dtype(), x.device()});
+               own_x = Tensor::empty({of_x}, {is_wide ? DType::float32 : x.dtype(), x.device()});
   if (of_weight > 0) copy_lines(w, sizes.rows(g), own_weight, sizes.padded.rows, sizes.rows(g));
   const Tensor all_weights = of_weight > 0 ? own_weight : w.flat();
   for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
@@ -186,7 +189,8 @@ void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const T
                  to = of_x > 0 ? own_x.slice(0, (end - begin) * g.ci * sizes.padded.line) : part.flat(),
                  result = to.reshape(shapes.x);
     if (bias.defined()) {
-      expand(bias.reshape({1, g.ci, 1}), 1, to.reshape({end - begin, g.ci, sizes.padded.line}));
+      expand(bias.to(to.dtype()).reshape({1, g.ci, 1}), 1,
+             to.reshape({end - begin, g.ci, sizes.padded.line}));
       add_matmul(weight, Transpose::no, pixels, Transpose::no, result);
     } else {
       matmul(weight, Transpose::no, pixels, Transpose::no, {}, result);

@@ -18,37 +18,39 @@ struct LineArguments {
   std::int64_t rows, all;  // lines from `rows` on of every `all` are cleared
 };
 
-template <class T>
+template <class From, class T>
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ LineArguments call) {
   await_previous();
   for (std::int64_t line = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; line < call.lines;
        line += std::int64_t{gridDim.x} * blockDim.y) {
     const bool is_row = line % call.all < call.rows;
-    const T* const from = static_cast<const T*>(call.from) + line * call.from_pitch;
+    const From* const from = static_cast<const From*>(call.from) + line * call.from_pitch;
     T* const to = static_cast<T*>(call.to) + line * call.to_pitch;
     const bool stays = call.from == nullptr && is_row;
     for (int column = static_cast<int>(threadIdx.x) + (stays ? call.width : 0); column < call.columns;
          column += static_cast<int>(blockDim.x))
-      to[column] = is_row && column < call.width ? from[column] : T(0);
+      to[column] = is_row && column < call.width ? convert<T>(from[column]) : T(0);
   }
 }
 
+template <class From, class T>
 void launch(const Tensor& to, const LineArguments& call) {
   if (call.lines == 0) return;
   const int across = std::clamp(call.columns, 32, kThreads) / 32 * 32;
   const dim3 block(static_cast<unsigned>(across), static_cast<unsigned>(kThreads / across));
   constexpr std::int64_t kMostBlocks = 132 * 32;
-  const unsigned blocks = grid_size("conv", std::min(ceil_div(call.lines, block.y), kMostBlocks));
-  const auto of_type = [&]<class T>() {
-    launch_kernel("conv: lines with room", to.device(), copy_lines_kernel<T>, blocks, block, call);
-  };
+  launch_kernel("conv: lines with room", to.device(), copy_lines_kernel<From, T>,
+                grid_size("conv", std::min(ceil_div(call.lines, block.y), kMostBlocks)), block, call);
+}
+/// Of one type.
+void launch(const Tensor& to, const LineArguments& call) {
   switch (size_of(to.dtype())) {
     case 2:
-      return of_type.template operator()<std::uint16_t>();
+      return launch<std::uint16_t, std::uint16_t>(to, call);
     case 4:
-      return of_type.template operator()<std::uint32_t>();
+      return launch<std::uint32_t, std::uint32_t>(to, call);
     default:
-      return of_type.template operator()<std::uint64_t>();
+      return launch<std::uint64_t, std::uint64_t>(to, call);
   }
 }
 
@@ -57,9 +59,16 @@ void launch(const Tensor& to, const LineArguments& call) {
 void copy_lines(const Tensor& from, std::int64_t from_pitch, const Tensor& to, std::int64_t to_pitch,
                 std::int64_t width) {
   announce_bulk_writes(to);
-  const std::int64_t lines = to.count() / to_pitch;
-  launch(to, {from.raw(), to.raw(), from_pitch, to_pitch, lines, static_cast<int>(width),
-              static_cast<int>(to_pitch), 1, 1});
+  LineArguments call{};
+  call.from = from.raw(), call.to = to.raw();
+  call.from_pitch = from_pitch, call.to_pitch = to_pitch;
+  call.lines = to.count() / to_pitch;
+  call.width = static_cast<int>(width), call.columns = static_cast<int>(to_pitch);
+  call.rows = call.all = 1;
+  if (from.dtype() == to.dtype()) return launch(to, call);
+  visit_floating("conv", to.dtype(), [&]<class T>() {
+    if constexpr (sizeof(T) == 2) launch<float, T>(to, call);
+  });
 }
 
 void clear_beside(const Tensor& to, std::int64_t rows, std::int64_t width, std::int64_t all_rows,

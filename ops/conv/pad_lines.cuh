@@ -6,7 +6,7 @@
 namespace tapedeck::cu {
 
 /// Copies lines of `width` elements that begin `from_pitch` apart to where they begin `to_pitch` apart, with
-/// zeros behind them. All of `to` is written.
+/// zeros behind them. All of `to` is written. Elements are of one type, or rounded from float32 to 16 bits.
 void copy_lines(const Tensor& from, std::int64_t from_pitch, const Tensor& to, std::int64_t to_pitch,
                 std::int64_t width);
 /// Zeros beside matrices of `rows` x `width` in those of `all_rows` x `pitch` that `to` holds.
