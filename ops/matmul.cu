@@ -69,7 +69,7 @@ struct Types {
     if (data == CUDA_R_16BF) return TileMath::bfloat16;
     if (data == CUDA_R_16F) return TileMath::float16;
     if (compute == CUBLAS_COMPUTE_32F) return TileMath::float32;
-    if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) return TileMath::tf32;
+    if (data == CUDA_R_32F) return TileMath::tf32;  // for Precision::medium, too
     return {};
   }
   cudaDataType_t data, result, scale = CUDA_R_32F;

@@ -30,7 +30,7 @@ namespace cu {
 /// The same; but of a and b of 16 bits, out may be float32.
 void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& bias,
             const Tensor& out, double negative_slope = 1);
-/// out += a times b; of 16 bits what is added may be rounded, too, but out may be float32.
+/// out += a times b. Of 16 bits it may be rounded twice; but of a and b of 16 bits, out may be float32.
 void add_matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& out);
 /// The bytes that a product of tensors of these shapes and types takes beside them.
 std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transpose ta, const Shape& b,

@@ -1,10 +1,11 @@
-// Products of float32 matrices to float32's accuracy on tensor cores, for long sums and few results.
+// Products of matrices on tensor cores, for long sums and few results: of float32, to its accuracy or in
+// TF32, and of 16 bits along k; results are float32.
 //
 //   global --cp.async--> stages: tile_m + tile_n lines of 32 of k --ldmatrix or loads--> registers, split in
 //   two TF32 parts --mma.sync, three products--> sums of both halves of a stage's k, added through shared
 //   memory --> the result; or a part of it for each split of k, and a second kernel adds parts in their order
 //
-// At float32's accuracy cuBLASLt has no tensor cores, and does not share batched products along k. On an H200
+// cuBLASLt does not share batched products along k, and at float32's accuracy has no tensor cores. On an H200
 // (us, cuBLASLt before): 6 products of 96 x 64, 16384 of k: 36 (514); 2 of 32 x 168, 16384: 15 (288); 128 x
 // 192, 65536: 67 (116); 128 x 100, 8192: 10.6 (15.8); 16 x 96, 112: 5 (52, of 264 splits). Of large ones 49
 // to 53 TFLOP/s are as many as cuBLASLt's, and short sums (dcgan1 forward, 100 of k: 8.7) no faster.
@@ -108,14 +109,14 @@ struct Loader {
     const Share mine(static_cast<int>(threadIdx.x));
     const bool is_inside = mine.at < (kAlongK ? end - k : of.rows - row);
     const int lines = is_inside ? (kAlongK ? of.rows - row : end - k) - mine.line : 0;
-    // Beyond the last line nothing is read.
-    const std::uint32_t* from =
-        data + (((kAlongK ? row : k) + mine.line) * of.line + (kAlongK ? k : row) + mine.at);
+    // Beyond the last line nothing is read, whatever the address.
+    const std::int64_t first = kAlongK ? row : k;
+    const std::uint32_t* from = data + ((first + mine.line) * of.line + (kAlongK ? k : row) + mine.at);
     shared += mine.word() * 4;
 #pragma unroll 8
     for (int n = 0; n < S::kLines; n += Share::kLinesAtOnce) {
       copy_or_clear<kWords>(shared + n * S::kPitch * 4, from, n < lines);
-      from += of.line * Share::kLinesAtOnce;
+      from += std::int64_t{of.line} * Share::kLinesAtOnce;
     }
   }
 };
@@ -421,6 +422,7 @@ std::int64_t tiles_workspace(const matmul_tiles::Sizes& sizes) {
 }
 
 void multiply_tiles(Device device, const TiledProduct& p) {
+  const DeviceScope scope(device);  // of what kernels may have, too
   const Plan plan(p.sizes);
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
   const auto operand = [&](const void* data, std::int64_t step, std::int64_t rows, bool along_k) {

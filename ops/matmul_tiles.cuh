@@ -1,4 +1,4 @@
-// Products of matrices by tiles, where matmul_tiles::takes().
+// Products of matrices by tiles, where these are matmul_tiles::tiled().
 #pragma once
 
 #include <tapedeck/core/tensor.h>

@@ -1,4 +1,4 @@
-// Float32 products of matrices by tiles (matmul_tiles.cu): how a product is shared out, and where a block
+// Products of matrices by tiles (matmul_tiles.cu): how a product is shared out, and where a block
 // keeps what. Host arithmetic.
 #pragma once
 
@@ -98,7 +98,7 @@ inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool
     p.k /= 2;
   }
   if (p.batch > kMostOfGrid || std::max(p.m, p.n) * p.k >= kMostElements || p.m * p.n >= kMostElements ||
-      std::min(p.m, p.n) < 2)
+      std::min(p.m, p.n) < 2 || p.k < 1)
     return {};
   const Plan plan(p);
   const auto takes = [&] {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/matmul.h>
 #include <tapedeck/ops/matmul_tiles.cuh>
 
 #include "cuda_op_cases.h"
@@ -160,7 +161,9 @@ TEST_F(CudaReductions, ProductsAreAccurate) {
 // Sizes around those of tiles and stages, lines that begin at any word, and what follows a product.
 TEST_F(CudaReductions, ProductsByTiles) {
   using matmul_tiles::TileMath;
-  std::mt19937_64 engine(std::random_device{}());
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(concat("seed ", seed));
+  std::mt19937_64 engine(seed);
   const auto any = [&](const std::vector<std::int64_t>& of) { return of[engine() % of.size()]; };
   for (int i = 0; i < 90; ++i) {
     const auto math = std::array{TileMath::float32, TileMath::float32, TileMath::tf32, TileMath::bfloat16,
@@ -209,6 +212,32 @@ TEST_F(CudaReductions, ProductsByTiles) {
     const double most = math == TileMath::float32 ? 1e-6 : math == TileMath::tf32 ? 1e-3 : 1e-5;
     for (std::size_t j = 0; j < want.size(); ++j) ASSERT_NEAR(got[j], want[j], most * scale[j]) << j;
   }
+}
+
+// What matmul() gives to tiles of 16-bit factors, and what begins between words, which it does not.
+TEST_F(CudaReductions, ProductsOfHalvesByTiles) {
+  const matmul_tiles::Sizes sizes{96, 72, 16384, 2};
+  ASSERT_TRUE(matmul_tiles::tiled(sizes, false, true, matmul_tiles::TileMath::bfloat16));
+  for (DType dtype : {DType::bfloat16, DType::float16})
+    for (std::int64_t begin : {0, 1}) {
+      SCOPED_TRACE(concat(dtype, " from ", begin));
+      const auto part_of = [&](const Shape& shape) {
+        return randn({begin + shape.count()})
+            .to(dtype)
+            .to(kCuda)
+            .slice(begin, begin + shape.count())
+            .reshape(shape);
+      };
+      const Tensor a = part_of({2, 96, 16384}), b = part_of({2, 72, 16384}),
+                   out = Tensor::empty({2, 96, 72}, {DType::float32, kCuda});
+      cu::matmul(a, Transpose::no, b, Transpose::yes, {}, out);
+      cu::add_matmul(a, Transpose::no, b, Transpose::yes, out);
+      const auto exact = [](const Tensor& x) { return Variable(x.to(Device{}).to(DType::float64)); };
+      const auto got = out.to(Device{}).to_vector<double>(),
+                 want = matmul(exact(a), transpose(exact(b), 1, 2)).tensor().to_vector<double>(),
+                 size = matmul(abs(exact(a)), transpose(abs(exact(b)), 1, 2)).tensor().to_vector<double>();
+      for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], 2 * want[i], 1e-5 * size[i]) << i;
+    }
 }
 
 TEST_F(CudaReductions, RectifiedProducts) {

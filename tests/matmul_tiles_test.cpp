@@ -1,4 +1,4 @@
-// How float32 products of matrices are shared out among blocks, and what threads of a block copy and read
+// How products of matrices are shared out among blocks, and what threads of a block copy and read
 // (ops/matmul_tiles.h): the kernel's arithmetic, without a GPU.
 #include <array>
 #include <set>
@@ -57,6 +57,7 @@ TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
   EXPECT_FALSE(takes({1024, 1024, 3135, 1}, false, true)) << "and of both";
   EXPECT_TRUE(takes({95, 71, 3135, 16}, false, true)) << "but cuBLASLt would not share them";
   EXPECT_FALSE(takes({1, 528, 7168, 2}, false, true)) << "a tile has 32 rows";
+  EXPECT_FALSE(takes({64, 64, 0, 2}, false, true));
   EXPECT_FALSE(takes({96, 64, 1024, 65536}, false, true));
   EXPECT_FALSE(takes({1 << 16, 64, 1 << 16, 1}, false, true));
 }

@@ -1,5 +1,5 @@
 // GEMM and col2im (Caffe's and PyTorch's names): each pixel of `from` times the weights of all taps is a
-// product of matrices, by cuBLASLt,
+// product of matrices, by matmul(),
 //
 //   z[n, group, (m, tap), pixel] = sum over channels c of `from`: w[c, m, tap] * from[n, group, c, pixel]
 //
@@ -13,6 +13,8 @@
 // channels last, of one group, it is [(m, tap), n, pixel]. Of 16 bits it is float32, so that results are
 // rounded once. conv2d has at most 16 channels of x, and strides that leave less to add than to gather
 // (columns_gathered.cu).
+//
+// Where rows of matrices are no whole vectors, conv_transpose2d's get room behind them (columns.h).
 //
 // At float32's accuracy cuBLASLt has no tensor cores. Where it would take long, z is the result of a
 // convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
@@ -196,7 +198,7 @@ struct Shapes {
 Products sizes_of(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
   const conv_gemm::Factors f = conv_estimate::operands_of(dtype);
   return {g, transposed, static_cast<int>(size_of(type_of_products(dtype))),
-          from == Layout::nchw ? conv_columns::multiple_of(f.element_bytes, f.parts) : 1};
+          transposed && from == Layout::nchw ? conv_columns::multiple_of(f.element_bytes, f.parts) : 1};
 }
 /// Elements of copies with room behind their rows: of weights, and of what is read of all images at once.
 std::int64_t padded_weight(const Products& z, std::int64_t from_channels) {

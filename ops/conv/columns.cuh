@@ -25,6 +25,7 @@ std::int64_t columns_workspace(const ConvTranspose2dGeometry& g, bool transposed
 bool gathered_columns_fit(const ConvTranspose2dGeometry& g, DType dtype);
 void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w, const Tensor& bias,
                       const Tensor& x, double negative_slope);
+/// Without a bias, as a gradient has none.
 std::int64_t gathered_columns_workspace(const ConvTranspose2dGeometry& g, DType dtype, Device device);
 /// And of conv_transpose2d_weight_grad.
 bool columns_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y);

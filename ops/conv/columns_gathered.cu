@@ -1,4 +1,4 @@
-// Both gradients as products of matrices, by cuBLASLt: what each tap reads of y is gathered (im2col),
+// Both gradients as products of matrices, by matmul(): what each tap reads of y is gathered (im2col),
 //
 //   z[n, co, tap, pixel of x] = y[n, co, the pixel of y that x's reaches through the tap], 0 outside,
 //
@@ -12,12 +12,15 @@
 // is made of some images at a time, which stay in the cache.
 //
 // On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest of weights' gradients in every
-// ninth in float32 and every fourth in TF32 and bfloat16: [64,512,56,13] by one channel of 3x2, stride (3,4):
-// 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every twelfth, every fifth and
-// two of seven that it computes: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
+// tenth in float32, every sixth in TF32 and every fifth in bfloat16: [64,512,56,13] by one channel of 3x2,
+// stride (3,4): 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every seventh,
+// fifth and fourth: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
+//
 // Where rows of matrices are no whole vectors, cuBLASLt's products on tensor cores take 2 to 6 times as long
-// (512 x 900, 3584 of k in bfloat16: 54 us, 904 columns 11), so z has room behind its rows and after the
-// last, and weights, x and results are copied to such lines where it pays.
+// (512 x 900, 3584 of k in bfloat16: 54 us, 904 columns 11). So z has room behind its rows and after the
+// last, and weights, x and results are copied to such lines where it pays. At float32's accuracy, and of
+// batches with long sums and few results, products are tiles' (matmul_tiles.cu), or z could not be shared
+// along k.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
@@ -174,19 +177,24 @@ void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const T
   announce_bulk_writes(x);
   // cuBLASLt rounds products of 16 bits before it adds them to something.
   const bool is_wide = bias.defined() && size_of(x.dtype()) == 2;
+  const std::int64_t of_image = g.ci * sizes.padded.line,
+                     images =
+                         is_wide && sizes.lies
+                             ? std::clamp<std::int64_t>(conv_columns::kBytes / 4 / of_image, 1, sizes.images)
+                             : sizes.images;
   const std::int64_t of_weight = padded_weight(g, sizes),
-                     of_x = is_wide ? sizes.images * g.ci * sizes.padded.line : padded_x(g, sizes);
+                     of_x = is_wide ? images * of_image : padded_x(g, sizes);
   const Tensor own_weight = Tensor::empty({of_weight}, {w.dtype(), w.device()}),
                own_x = Tensor::empty({of_x}, {is_wide ? DType::float32 : x.dtype(), x.device()});
   if (of_weight > 0) copy_lines(w, sizes.rows(g), own_weight, sizes.padded.rows, sizes.rows(g));
   const Tensor all_weights = of_weight > 0 ? own_weight : w.flat();
-  for (std::int64_t begin = 0; begin < g.n; begin += sizes.images) {
-    const std::int64_t end = std::min(g.n, begin + sizes.images);
+  for (std::int64_t begin = 0; begin < g.n; begin += images) {
+    const std::int64_t end = std::min(g.n, begin + images);
     const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
     const InputShapes shapes(g, sizes, end - begin);
     const Tensor weight = all_weights.reshape(shapes.weight), pixels = z.reshape(shapes.z),
                  part = x.slice(begin, end),
-                 to = of_x > 0 ? own_x.slice(0, (end - begin) * g.ci * sizes.padded.line) : part.flat(),
+                 to = of_x > 0 ? own_x.slice(0, (end - begin) * of_image) : part.flat(),
                  result = to.reshape(shapes.x);
     if (bias.defined()) {
       expand(bias.to(to.dtype()).reshape({1, g.ci, 1}), 1,

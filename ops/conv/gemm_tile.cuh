@@ -66,8 +66,8 @@ struct Tf32 {
 };
 
 /// The accuracy of float32: each operand is a sum of two TF32 numbers, and the product of the smaller ones is
-/// left out. The larger is the operand cut off, which keeps infinities and NaN; the smaller one is rounded
-/// when tensor cores cut it off, too.
+/// left out. The larger is the operand cut off, which keeps infinities and NaN (but an infinity times a
+/// number of no smaller part is NaN); the smaller one is rounded when tensor cores cut it off, as they do.
 struct Tf32x3 : Tf32 {
   static constexpr int kParts = 3;
   __device__ static float prepare(float x) { return x; }

@@ -252,8 +252,9 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   return terms;
 }
 
-/// Products with all taps, in tiles of 64, their sums, and calls of cuBLASLt; or of convolutions, which copy
-/// what they read.
+/// Products with all taps, in tiles of 64, their sums, and calls of matmul(), of which tensor cores are slow
+/// at rows that are no whole vectors (7; 22: copies to lines that are); or, at float32's accuracy alone, of
+/// convolutions, which copy what they read (7 to 9). 18 to 21: add_tiles().
 inline Terms of_columns(const ConvCall& c, const Plan& p) {
   if (!p.is_transposed && conv_columns::gathers(c.g, c.layout, c.operands.element_bytes, c.operands.parts))
     return of_gathered_columns(c);
@@ -261,7 +262,7 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const int bytes = std::max(4, c.operands.element_bytes);
   const conv_columns::Products z(
       c.g, transposed, bytes,
-      last ? 1 : conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts));
+      transposed && !last ? conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts) : 1);
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
   const bool convolved = conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts);
@@ -284,9 +285,11 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   if (!convolved &&
       !add_tiles(conv_columns::product_of_taps(c.g, transposed, z, last), c.operands, calls, terms)) {
     terms[1] = products;
-    const std::int64_t vector = 16 / c.operands.element_bytes;
-    if (c.operands.parts == 1 && (z.padded.rows % vector != 0 || z.padded.line % vector != 0))
-      terms[19] = products;
+    const auto are_whole = [&](std::int64_t size) { return size * c.operands.element_bytes % 16 == 0; };
+    if (c.operands.parts == 1 &&
+        !(are_whole(z.padded.rows) &&
+          (last ? are_whole(p.from_channels) && are_whole(z.images * z.pixels) : are_whole(z.padded.line))))
+      terms[7] = products;
   }
   if (z.padded.line != z.pixels) terms[22] = in;
   return terms;

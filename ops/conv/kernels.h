@@ -28,7 +28,7 @@
 //                `windows` forces. Weight gradients in nchw, of 16 bits or in TF32's accuracy, also over rows
 //                as they lie (row_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
-//   matrix       x is one pixel, y of the kernel's size: matrix products by cuBLASLt (matrix.cu).
+//   matrix       x is one pixel, y of the kernel's size: matrix products by matmul() (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
 //                with channels last vectors of channels (depthwise_channels_last.cu,
 //                depthwise_channels_last_weight_grad.cu).
@@ -39,7 +39,7 @@
 //   thin         one group, y has 1 to 4 channels, x 16 and more, in whole vectors or some rows of nchw that
 //                are none, and products with all taps are few: tensor cores make them, x is read or written
 //                once (thin_products.cu). On Hopper.
-//   columns      few channels on one side: matrix products with all taps by cuBLASLt, which are added up then
+//   columns      few channels on one side: matrix products with all taps by matmul(), which are added up then
 //                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
 //                (columns_gathered.cu).
 // What matrix products of little work, depthwise kernels of groups of one channel, and direct ones of some

@@ -2,7 +2,7 @@
 // rectifies. Where y has its channels last, so does the weight, or a copy of it.
 //
 // What there is to do is too little for tiles of pixels, which gather one pixel for each tap. On an H200 (us,
-// dcgan1 of bench/compare_gpu.py, before: wgmma kernels): float32 forward 8.5 (36.9), input gradient 15.8
+// dcgan1 of bench/compare_gpu.py, before: wgmma kernels): float32 forward 8.5 (36.9), input gradient 10.4
 // (26.9), weight gradient 9.5 (23.5); TF32 5.8 (33.0), 7.9 (23.6), 5.5 (21.5); bfloat16 4.8 (26.6), 8.2
 // (19.6), 5.0 (20.1); of 8192 images in float32 371 (1255), 356 (339), 336 (339).
 // Channels last in bfloat16 10.3 (20.1), 13.5 (15.4); with such weights 4.8 and 8.2.

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
 }
 
 template <class From, class T>
-void launch(const Tensor& to, const LineArguments& call) {
+void launch_of(const Tensor& to, const LineArguments& call) {
   if (call.lines == 0) return;
   const int across = std::clamp(call.columns, 32, kThreads) / 32 * 32;
   const dim3 block(static_cast<unsigned>(across), static_cast<unsigned>(kThreads / across));
@@ -42,16 +42,10 @@ void launch(const Tensor& to, const LineArguments& call) {
   launch_kernel("conv: lines with room", to.device(), copy_lines_kernel<From, T>,
                 grid_size("conv", std::min(ceil_div(call.lines, block.y), kMostBlocks)), block, call);
 }
-/// Of one type.
+/// Of one type, of 2 or 4 bytes.
 void launch(const Tensor& to, const LineArguments& call) {
-  switch (size_of(to.dtype())) {
-    case 2:
-      return launch<std::uint16_t, std::uint16_t>(to, call);
-    case 4:
-      return launch<std::uint32_t, std::uint32_t>(to, call);
-    default:
-      return launch<std::uint64_t, std::uint64_t>(to, call);
-  }
+  if (size_of(to.dtype()) == 2) return launch_of<std::uint16_t, std::uint16_t>(to, call);
+  launch_of<std::uint32_t, std::uint32_t>(to, call);
 }
 
 }  // namespace
@@ -67,7 +61,7 @@ void copy_lines(const Tensor& from, std::int64_t from_pitch, const Tensor& to, s
   call.rows = call.all = 1;
   if (from.dtype() == to.dtype()) return launch(to, call);
   visit_floating("conv", to.dtype(), [&]<class T>() {
-    if constexpr (sizeof(T) == 2) launch<float, T>(to, call);
+    if constexpr (sizeof(T) == 2) launch_of<float, T>(to, call);
   });
 }
 
