@@ -68,9 +68,7 @@ struct Types {
     if (result != CUDA_R_32F) return {};
     if (data == CUDA_R_16BF) return TileMath::bfloat16;
     if (data == CUDA_R_16F) return TileMath::float16;
-    if (compute == CUBLAS_COMPUTE_32F) return TileMath::float32;
-    if (data == CUDA_R_32F) return TileMath::tf32;  // for Precision::medium, too
-    return {};
+    return compute == CUBLAS_COMPUTE_32F ? TileMath::float32 : TileMath::tf32;  // of Precision::medium, too
   }
   cudaDataType_t data, result, scale = CUDA_R_32F;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -206,7 +204,7 @@ bool multiply(Device device, const Product& p, const Types& types, const void* a
     const std::int64_t of_word = types.data == CUDA_R_32F ? 1 : 2;
     multiply_tiles(device, {*types.tile_math(), *sizes, p.ta, p.tb, a, b, p.step_a / of_word,
                             p.step_b / of_word, p.bias ? static_cast<const float*>(bias) : nullptr,
-                            static_cast<float>(beta), p.relu && p.bias, static_cast<float*>(c), p.step_c});
+                            static_cast<float>(beta), p.relu, static_cast<float*>(c), p.step_c});
     return true;
   }
   const Plan& plan = plan_of(device, p, types, a, b, c);

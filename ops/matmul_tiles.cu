@@ -12,8 +12,8 @@
 //
 // What mattered: half of k for each of two warps (128 x 100, 8192 of k: 12.2 to 10.2 us; 128 x 8192, 100 of
 // k: 11.4 to 8.7; but large products had 57 TFLOP/s, now 53); splits of few stages (128 x 400, 784 of k: 10.5
-// to 7.3 us). Six stages are no faster, and leave room for fewer blocks. mma.sync has half of wgmma's rate
-// for TF32, or 83 TFLOP/s of three products.
+// to 7.3 us). Six stages are no faster, and leave room for fewer blocks. What bounds large
+// products was not measured.
 #include <tapedeck/ops/matmul_tiles.cuh>
 
 #include <type_traits>

@@ -16,11 +16,11 @@
 // stride (3,4): 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every seventh,
 // fifth and fourth: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
 //
-// Where rows of matrices are no whole vectors, cuBLASLt's products on tensor cores take 2 to 6 times as long
-// (512 x 900, 3584 of k in bfloat16: 54 us, 904 columns 11). So z has room behind its rows and after the
-// last, and weights, x and results are copied to such lines where it pays. At float32's accuracy, and of
-// batches with long sums and few results, products are tiles' (matmul_tiles.cu), or z could not be shared
-// along k.
+// Where rows of matrices are no whole vectors, cuBLASLt's products in bfloat16 take 1.7 to 6 times as long,
+// of odd sizes up to 14 (512 x 900, 3584 of k: 54 us, 904 columns 11). So z has room behind its rows and
+// after the last, and weights, x and results are copied to such lines where it pays. At float32's accuracy,
+// and of batches with long sums and few results, products are tiles' (matmul_tiles.cu), or z could not be
+// shared along k.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
@@ -188,6 +188,8 @@ void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const T
                own_x = Tensor::empty({of_x}, {is_wide ? DType::float32 : x.dtype(), x.device()});
   if (of_weight > 0) copy_lines(w, sizes.rows(g), own_weight, sizes.padded.rows, sizes.rows(g));
   const Tensor all_weights = of_weight > 0 ? own_weight : w.flat();
+  const Tensor offset =
+      bias.defined() ? bias.to(is_wide ? DType::float32 : x.dtype()).reshape({1, g.ci, 1}) : Tensor();
   for (std::int64_t begin = 0; begin < g.n; begin += images) {
     const std::int64_t end = std::min(g.n, begin + images);
     const Tensor z = gathered(g, sizes, y.slice(begin, end), room);
@@ -197,8 +199,7 @@ void gathered_columns(const ConvTranspose2dGeometry& g, const Tensor& y, const T
                  to = of_x > 0 ? own_x.slice(0, (end - begin) * of_image) : part.flat(),
                  result = to.reshape(shapes.x);
     if (bias.defined()) {
-      expand(bias.to(to.dtype()).reshape({1, g.ci, 1}), 1,
-             to.reshape({end - begin, g.ci, sizes.padded.line}));
+      expand(offset, 1, to.reshape({end - begin, g.ci, sizes.padded.line}));
       add_matmul(weight, Transpose::no, pixels, Transpose::no, result);
     } else {
       matmul(weight, Transpose::no, pixels, Transpose::no, {}, result);

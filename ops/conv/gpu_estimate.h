@@ -7,7 +7,7 @@
 // of an H100's sizes: choices do not depend on the device. Copies that both gradients share
 // (operand_copies.h) are not thought of.
 //
-// Of layers that had no part in a fit the chosen algorithm takes 1 to 4% longer than the fastest, by
+// Of layers that had no part in a fit the chosen algorithm takes 1 to 3% longer than the fastest, by
 // geometric means of each pass, layout and precision; what was decided by channels and operations a byte
 // before, 13 to 40% (nchw).
 #pragma once
