@@ -124,13 +124,6 @@ std::uint32_t alignment_of(const void* pointer) {
   return static_cast<std::uint32_t>(address & -address);
 }
 
-/// Its sizes, if it is computed by tiles.
-std::optional<matmul_tiles::Sizes> tiled(const Product& p, const Types& types) {
-  const auto math = types.tile_math();
-  if (!math) return {};
-  return matmul_tiles::tiled({p.m, p.n, p.k, p.batch}, p.ta, p.tb, *math);
-}
-
 /// A product that is set up: descriptors, and the algorithm that cuBLASLt suggests.
 struct Plan {
   MatmulDesc desc;
@@ -199,14 +192,6 @@ const Plan& plan_of(Device device, const Product& p, const Types& types, const v
 /// with nothing done, when cuBLASLt has no algorithm.
 bool multiply(Device device, const Product& p, const Types& types, const void* a, const void* b,
               const void* bias, double beta, void* c) {
-  const auto at_words = [](const void* matrix) { return reinterpret_cast<std::uintptr_t>(matrix) % 4 == 0; };
-  if (const auto sizes = tiled(p, types); sizes && at_words(a) && at_words(b)) {
-    const std::int64_t of_word = types.data == CUDA_R_32F ? 1 : 2;
-    multiply_tiles(device, {*types.tile_math(), *sizes, p.ta, p.tb, a, b, p.step_a / of_word,
-                            p.step_b / of_word, p.bias ? static_cast<const float*>(bias) : nullptr,
-                            static_cast<float>(beta), p.relu, static_cast<float*>(c), p.step_c});
-    return true;
-  }
   const Plan& plan = plan_of(device, p, types, a, b, c);
   if (!plan.found) return false;
   // The descriptor holds the bias's address: a copy of its own, as others may use the plan now.
@@ -247,6 +232,14 @@ struct Products {
             relu};
   }
   std::int64_t count() const { return each.batch == 0 ? 0 : loop.count() / each.batch; }
+  /// Of how many in a row each begins as far from the one before: all if they are of one dimension.
+  std::int64_t even() const { return loop.rank <= 2 ? count() : 1; }
+  /// The sizes of so many, if they are computed by tiles.
+  std::optional<matmul_tiles::Sizes> tiled(const Types& types) const {
+    const auto math = types.tile_math();
+    if (!math || count() == 0) return {};
+    return matmul_tiles::tiled({each.m, each.n, each.k, each.batch}, each.ta, each.tb, *math, even());
+  }
   /// The matrices of a, b and out that product i begins with.
   std::array<std::int64_t, 3> begin(std::int64_t i) const {
     std::array<std::int64_t, 3> at{};
@@ -278,12 +271,43 @@ struct Products {
   }
 };
 
+/// All of them, if they are computed by tiles.
+bool multiply_by_tiles(const Products& products, const Types& types, const Tensor& a, const Tensor& b,
+                       const Tensor& bias, double beta, const Tensor& out) {
+  const Product& p = products.each;
+  const auto at_words = [](const Tensor& x) { return reinterpret_cast<std::uintptr_t>(x.raw()) % 4 == 0; };
+  const auto sizes = products.tiled(types);
+  if (!sizes || !at_words(a) || !at_words(b)) return false;
+  const std::int64_t of_word = types.data == CUDA_R_32F ? 1 : 2, of_a = p.m * p.k / of_word,
+                     of_b = p.k * p.n / of_word, of_out = p.m * p.n;
+  const auto next = products.begin(products.even() > 1 ? 1 : 0);
+  for (std::int64_t i = 0; i < products.count(); i += products.even()) {
+    const auto at = products.begin(i);
+    multiply_tiles(out.device(), {.math = *types.tile_math(),
+                                  .sizes = *sizes,
+                                  .transposed_a = p.ta,
+                                  .transposed_b = p.tb,
+                                  .a = static_cast<const float*>(a.raw()) + at[1] * of_a,
+                                  .b = static_cast<const float*>(b.raw()) + at[2] * of_b,
+                                  .step_a = {p.step_a / of_word, next[1] * of_a},
+                                  .step_b = {p.step_b / of_word, next[2] * of_b},
+                                  .bias = p.bias ? bias.data<float>() : nullptr,
+                                  .beta = static_cast<float>(beta),
+                                  .relu = p.relu,
+                                  .to = out.data<float>() + at[0] * of_out,
+                                  .step_to = {p.step_c, next[0] * of_out},
+                                  .inner = p.batch});
+  }
+  return true;
+}
+
 /// The products, each plus what out holds, times `beta`, or plus the bias. False when cuBLASLt has no
 /// algorithm.
 bool multiply_all(const Products& products, const Tensor& a, const Tensor& b, const Tensor& bias, double beta,
                   const Tensor& out) {
   const Product& p = products.each;
   const Types types(a.dtype(), out.dtype());
+  if (multiply_by_tiles(products, types, a, b, bias, beta, out)) return true;
   const auto place = [](const Tensor& x, std::int64_t elements) {
     return static_cast<std::byte*>(x.raw()) + elements * static_cast<std::int64_t>(size_of(x.dtype()));
   };
@@ -334,7 +358,7 @@ std::int64_t matmul_workspace(Device device, DType dtype, const Shape& a, Transp
                               Transpose tb, DType product, const Shape& out, bool has_bias) {
   const Products products(a, ta, b, tb, out, has_bias && dtype != DType::float64, false);
   const Product& p = products.each;
-  if (const auto sizes = tiled(p, Types(dtype, product))) return tiles_workspace(*sizes);
+  if (const auto sizes = products.tiled(Types(dtype, product))) return tiles_workspace(*sizes);
   return static_cast<std::int64_t>(
       plan_of(device, p, Types(dtype, product), nullptr, nullptr, nullptr).scratch);
 }

@@ -37,7 +37,7 @@ constexpr int kTileThreads = matmul_tiles::kThreads;
 /// In words of 4 bytes.
 struct Operand {
   const std::uint32_t* data;
-  std::int64_t step;
+  BatchSteps step;
   int rows, line;  // line: words between lines, of k or of rows
   int words;       // that are copied at once: lines begin at their multiples
 };
@@ -57,8 +57,8 @@ struct Finish {
 struct Arguments {
   Operand a, b;
   float* to;
-  std::int64_t step_to;
-  int n, m, k, tiles_n, split_depth;
+  BatchSteps step_to;
+  int inner, n, m, k, tiles_n, split_depth;
   bool is_whole;  // one split
   bool by_pairs;  // of results, which begin at multiples of 8 bytes
   Finish finish;
@@ -135,9 +135,9 @@ struct TileKernel {
               tile_n = static_cast<int>(blockIdx.x) - tile_m * call.tiles_n;
     const int begin = static_cast<int>(blockIdx.y) * call.split_depth,
               end = min(call.k, begin + call.split_depth);
-    const std::int64_t matrix = blockIdx.z;
-    const Loader<BM, kAAlongK> a{call.a, call.a.data + matrix * call.a.step, tile_m * BM, end};
-    const Loader<BN, kBAlongK> b{call.b, call.b.data + matrix * call.b.step, tile_n * BN, end};
+    const int matrix = static_cast<int>(blockIdx.z);
+    const Loader<BM, kAAlongK> a{call.a, call.a.data + call.a.step.at(matrix, call.inner), tile_m * BM, end};
+    const Loader<BN, kBAlongK> b{call.b, call.b.data + call.b.step.at(matrix, call.inner), tile_n * BN, end};
     const int depth = (end - begin + kDepth - 1) / kDepth;
     const auto bring = [&](int i) {
       if (i < depth) {
@@ -203,10 +203,10 @@ struct TileKernel {
     const Place place;
     const int row = first_row + place.row + place.half * 16 + place.lane / 4,
               column = first_column + place.column + place.lane % 4 * 2;
-    const std::int64_t matrix = blockIdx.z;
-    float* const to =
-        call.to + (call.is_whole ? matrix * call.step_to
-                                 : (matrix * gridDim.y + blockIdx.y) * std::int64_t{call.m} * call.n);
+    const int matrix = static_cast<int>(blockIdx.z);
+    float* const to = call.to + (call.is_whole ? call.step_to.at(matrix, call.inner)
+                                               : (std::int64_t{matrix} * gridDim.y + blockIdx.y) *
+                                                     std::int64_t{call.m} * call.n);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = row + i * 8;
@@ -335,8 +335,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 struct SumArguments {
   const float* parts;
   float* to;
-  std::int64_t step_to;
-  int splits, n;
+  BatchSteps step_to;
+  int inner, splits, n;
   std::int64_t of_matrix;  // elements
   Finish finish;
 };
@@ -351,12 +351,13 @@ __global__ void __launch_bounds__(kSlices* kSumLanes)
   __shared__ float sums[kSlices][kSumLanes * kWords];
   const int lane = static_cast<int>(threadIdx.x) % kSumLanes,
             slice = static_cast<int>(threadIdx.x) / kSumLanes;
-  const std::int64_t i = (std::int64_t{blockIdx.x} * kSumLanes + lane) * kWords, matrix = blockIdx.y;
+  const std::int64_t i = (std::int64_t{blockIdx.x} * kSumLanes + lane) * kWords;
+  const int matrix = static_cast<int>(blockIdx.y);
   using Words = Pack<float, kWords>;
   await_previous();
   Words sum{};
   if (i < call.of_matrix) {
-    const float* const parts = call.parts + matrix * call.splits * call.of_matrix + i;
+    const float* const parts = call.parts + std::int64_t{matrix} * call.splits * call.of_matrix + i;
 #pragma unroll 8
     for (int s = slice; s < call.splits; s += kSlices) {
       const Words part = *reinterpret_cast<const Words*>(parts + s * call.of_matrix);
@@ -367,7 +368,7 @@ __global__ void __launch_bounds__(kSlices* kSumLanes)
   *reinterpret_cast<Words*>(&sums[slice][lane * kWords]) = sum;
   __syncthreads();
   if (slice > 0 || i >= call.of_matrix) return;
-  Words* const to = reinterpret_cast<Words*>(call.to + matrix * call.step_to + i);
+  Words* const to = reinterpret_cast<Words*>(call.to + call.step_to.at(matrix, call.inner) + i);
   const Words held = call.finish.beta != 0 ? *to : Words{};
 #pragma unroll
   for (int k = 1; k < kSlices; ++k)
@@ -380,8 +381,8 @@ __global__ void __launch_bounds__(kSlices* kSumLanes)
 }
 
 /// The most words at a time that lines of matrices allow.
-int words_of(const void* data, std::int64_t step, std::int64_t line) {
-  const auto all = static_cast<std::uint64_t>(step) | static_cast<std::uint64_t>(line) |
+int words_of(const void* data, const BatchSteps& step, std::int64_t line) {
+  const auto all = static_cast<std::uint64_t>(step.of_inner | step.of_calls | line) |
                    reinterpret_cast<std::uintptr_t>(data) / 4;
   return all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
 }
@@ -425,7 +426,7 @@ void multiply_tiles(Device device, const TiledProduct& p) {
   const DeviceScope scope(device);  // of what kernels may have, too
   const Plan plan(p.sizes);
   const auto narrow = [](std::int64_t i) { return static_cast<int>(i); };
-  const auto operand = [&](const void* data, std::int64_t step, std::int64_t rows, bool along_k) {
+  const auto operand = [&](const void* data, const BatchSteps& step, std::int64_t rows, bool along_k) {
     const std::int64_t line = along_k ? p.sizes.k : rows;
     return Operand{static_cast<const std::uint32_t*>(data), step, narrow(rows), narrow(line),
                    words_of(data, step, line)};
@@ -438,7 +439,7 @@ void multiply_tiles(Device device, const TiledProduct& p) {
   call.is_whole = plan.splits == 1;
   call.finish = {p.bias, p.beta, p.relu};
   const Workspace<float> parts(device, tiles_workspace(p.sizes) / std::int64_t{sizeof(float)});
-  call.to = call.is_whole ? p.to : parts.data(), call.step_to = p.step_to;
+  call.to = call.is_whole ? p.to : parts.data(), call.step_to = p.step_to, call.inner = narrow(p.inner);
   call.by_pairs = p.sizes.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(call.to) % 8 == 0;
   switch (p.math) {
     case TileMath::float32:
@@ -454,8 +455,9 @@ void multiply_tiles(Device device, const TiledProduct& p) {
       launch<conv_gemm::Half<float16>, true, true>(device, plan, p.sizes.batch, call);
   }
   if (call.is_whole) return;
-  const SumArguments sum{parts.data(),          p.to,       p.step_to, narrow(plan.splits), call.n,
-                         p.sizes.m * p.sizes.n, call.finish};
+  const SumArguments sum{
+      parts.data(),          p.to,       p.step_to, call.inner, narrow(plan.splits), call.n,
+      p.sizes.m * p.sizes.n, call.finish};
   const auto add = [&]<int kWords>() {
     launch_kernel("matmul: sum of splits", device, add_splits_kernel<kWords>,
                   dim3(grid_size("matmul", ceil_div(sum.of_matrix, kSumLanes * kWords)),

@@ -89,9 +89,10 @@ TEST(CudaConvExplain, TakesWhatIsFastestByFar) {
   // What memory bounds: 0.29, 0.25 and 0.24 ms by strips, twice and more by all others.
   const Layer bound{{16, 32, 128, 256}, {32, 16, 3, 5}, {{2, 3}, {1, 2}, 0, {2, 1}, 4}};
   EXPECT_EQ(kernels(bound, float32), "strip, strip, strip");
-  // Rows that are no whole vectors: 11, 16 and 14 us, others 21, 21 and 19; in float32 21, others 31.
+  // Rows that are no whole vectors: 11 and 16 us, others 21; in float32 21, others 31.
   const Layer last{{64, 64, 30, 30}, {64, 3, 4, 4}};
-  EXPECT_EQ(kernels(last, bfloat16), "thin, thin, thin");
+  EXPECT_EQ(last.on(bfloat16, nchw).forward.kernel, "thin");
+  EXPECT_EQ(last.on(bfloat16, nchw).input_gradient.kernel, "thin");
   EXPECT_EQ(last.on(float32, nchw).weight_gradient.kernel, "thin");
   // One channel of y, and 64 taps, which products with all taps fill: 0.15 ms, others 1.05 and more.
   const Layer thin{{16, 96, 128, 128}, {96, 1, 8, 8}, {{1, 2}, {3, 6}}};
@@ -195,6 +196,23 @@ TEST(CudaConvExplain, TakesDepthwiseKernelsOfManyGroups) {
   }
   const Layer two{{1, 140000, 4, 4}, {140000, 2, 3, 3}, {.padding = 1, .groups = 70000}};
   EXPECT_EQ(choices(two.on(DType::float32, nchw)), "reference, reference, reference");
+}
+
+TEST(CudaConvExplain, TakesDirectKernelsWherePlanesDoNotPay) {
+  const auto of = [](std::int64_t n, std::int64_t channels, std::int64_t size, std::int64_t kernel,
+                     std::int64_t stride, DType dtype = DType::float32) {
+    const Layer layer{
+        {n, channels, size, size}, {channels, 1, kernel, kernel}, {.stride = stride, .groups = channels}};
+    return choices(layer.on(dtype, nchw));
+  };
+  const std::string planes = "depthwise (planes in shared memory)",
+                    all_planes = concat(planes, ", ", planes, ", ", planes);
+  EXPECT_EQ(of(16, 128, 33, 5, 1), all_planes);
+  EXPECT_EQ(of(16, 128, 33, 5, 4), planes + ", direct, direct") << "long steps";
+  EXPECT_EQ(of(16, 128, 33, 5, 3), planes + ", " + planes + ", direct");
+  EXPECT_EQ(of(16, 128, 13, 5, 1), planes + ", direct, direct") << "small planes";
+  EXPECT_EQ(of(1, 128, 33, 5, 1), planes + ", direct, " + planes) << "few planes";
+  EXPECT_EQ(of(16, 128, 13, 5, 1, DType::float64), all_planes) << "not timed";
 }
 
 std::string choices_of(const char* shape, DType dtype, Layout layout, bool has_wgmma = true) {

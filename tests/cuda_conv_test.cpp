@@ -298,12 +298,17 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
   struct Columns {
     Shape x, w;
     ConvTranspose2dOptions options;
-    bool rows, pixels;  // whether these have room, in half types
+    bool rows, pixels;                              // whether these have room, in half types
+    bool plain_rows = false, plain_pixels = false;  // and of conv2d's products that are added up behind
   };
-  const Columns layers[] = {{{64, 100, 31, 31}, {100, 17, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
-                            {{192, 64, 28, 31}, {64, 18, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
-                            {{80, 96, 32, 24}, {96, 3, 5, 3}, {2, {2, 1}, 1, 1}, true, false},
-                            {{64, 64, 29, 33}, {64, 32, 3, 2}, {{1, 3}}, false, true}};
+  const Columns layers[] = {
+      {{64, 100, 31, 31}, {100, 17, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, true, true},
+      {{192, 64, 28, 31}, {64, 18, 3, 3}, {{2, 1}, 1, {1, 0}, 1, 2}, true, true},
+      {{80, 96, 32, 24}, {96, 3, 5, 3}, {2, {2, 1}, 1, 1}, true, false},
+      {{64, 64, 29, 33}, {64, 32, 3, 2}, {{1, 3}}, false, true},
+      {{160, 1, 16, 31}, {1, 96, 3, 3}, {{1, 4}, {1, 0}, {0, 1}}, false, false, true, false},
+      {{24, 16, 14, 15}, {16, 128, 8, 4}, {{1, 4}, {0, 1}, {0, 1}}, false, false, false, true},
+      {{24, 16, 14, 15}, {16, 128, 9, 3}, {{1, 4}}, false, false}};
   for (const Columns& layer : layers) {
     for (DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
       if (is_sanitized() && dtype != DType::bfloat16) continue;
@@ -323,6 +328,12 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
       const conv_columns::Products forward(g, true, 4, conv_columns::multiple_of(2, 1));
       EXPECT_EQ(forward.padded.rows != forward.rows(), layer.rows && g.groups == 1);
       EXPECT_EQ(forward.padded.line != forward.pixels, layer.pixels && g.groups == 1);
+      if (layer.x[1] <= conv_columns::kMostChannels) {
+        EXPECT_FALSE(conv_columns::gathers(g, Layout::nchw, 2, 1));
+        const conv_columns::Products plain(g, false, 4, conv_columns::multiple_of(2, 1));
+        EXPECT_EQ(plain.padded.rows != plain.rows(), layer.plain_rows);
+        EXPECT_EQ(plain.padded.line != plain.pixels, layer.plain_pixels);
+      }
       const conv_columns::Gathered words(g, 4, conv_columns::multiple_of(4, 1));
       EXPECT_EQ(words.padded.rows != words.rows(g), layer.rows);
       const Tensor gy = integers(g.y_shape());

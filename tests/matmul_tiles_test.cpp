@@ -43,8 +43,9 @@ TEST(MatmulTiles, LongSumsOfFewBlocksAreShared) {
   EXPECT_EQ(Plan({64, 64, 16384, 2}).tile_m, 64);
 }
 
-bool takes(const Sizes& p, bool transposed_a, bool transposed_b, TileMath math = TileMath::float32) {
-  return tiled(p, transposed_a, transposed_b, math).has_value();
+bool takes(const Sizes& p, bool transposed_a, bool transposed_b, TileMath math = TileMath::float32,
+           std::int64_t calls = 1) {
+  return tiled(p, transposed_a, transposed_b, math, calls).has_value();
 }
 
 TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
@@ -60,6 +61,16 @@ TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
   EXPECT_FALSE(takes({64, 64, 0, 2}, false, true));
   EXPECT_FALSE(takes({96, 64, 1024, 65536}, false, true));
   EXPECT_FALSE(takes({1 << 16, 64, 1 << 16, 1}, false, true));
+}
+
+TEST(MatmulTiles, TakesSomeCallsInOne) {
+  const Sizes short_sums{96, 992, 72, 22};
+  EXPECT_FALSE(takes(short_sums, false, false));
+  EXPECT_TRUE(takes(short_sums, false, false, TileMath::float32, 4));
+  EXPECT_FALSE(takes(short_sums, false, false, TileMath::float32, 2)) << "with too few sums for each";
+  EXPECT_FALSE(takes(short_sums, false, false, TileMath::tf32, 4)) << "of which cuBLASLt has Hopper's";
+  EXPECT_EQ(tiled(short_sums, false, false, TileMath::float32, 4)->batch, 88);
+  EXPECT_FALSE(takes({96, 992, 72, 32768}, false, false, TileMath::float32, 4)) << "more than a grid has";
 }
 
 TEST(MatmulTiles, TakesBatchesThatCublasDoesNotShare) {

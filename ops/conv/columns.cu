@@ -14,7 +14,7 @@
 // rounded once. conv2d has at most 16 channels of x, and strides that leave less to add than to gather
 // (columns_gathered.cu).
 //
-// Where rows of matrices are no whole vectors, conv_transpose2d's get room behind them (columns.h).
+// Where rows of matrices are no whole vectors, they get room behind them (columns.h).
 //
 // At float32's accuracy cuBLASLt has no tensor cores. Where it would take long, z is the result of a
 // convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
@@ -28,7 +28,10 @@
 //
 // What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
 // read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as
-// long for all forwards in TF32, products included, and up to 4.4.
+// long for all forwards in TF32, products included, and up to 4.4. Where that is found takes most of a
+// thread's time, it serves several lines: 40 x 253 results of 33 channels by kernels of 6 x 1, stride (3,4),
+// went from 14.6 to 9.4 us. Lines of a thread that are all of the same phase of rows: one in five threads
+// then had all the work. Tried without gain: loads of two or four taps at once (0.8 to 1.1 times as fast).
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <algorithm>
@@ -67,9 +70,8 @@ struct SumArguments {
   int z_row;      // taps of neighbouring rows of the kernel
   int z_tap;      // and of neighbouring columns
   int from_w, to_w;
-  Divider by_tiles, by_height, by_channels;
-  int lines;           // rows of all channels of all images
-  int lines_of_block;  // each thread has every blockDim.y-th
+  Divider by_height, by_channels;
+  LineTiles tiles;  // of rows of all channels of all images
   double slope;
 };
 
@@ -113,8 +115,8 @@ constexpr int kSumBlocks = kColumns == 1 ? 8 : (kFewTaps ? 24 : 20) / static_cas
 template <class Z, class T, int kColumns, bool kFewTaps>
 __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps>)
     sum_taps_kernel(const __grid_constant__ SumArguments call) {
-  const int group = call.by_tiles.divide(blockIdx.x),
-            first = call.by_tiles.modulo(blockIdx.x, group) * (blockDim.x * kColumns) + threadIdx.x;
+  const LineTiles::Block block = call.tiles.of(blockIdx.x);
+  const int first = block.tile * (blockDim.x * kColumns) + threadIdx.x;
   const int next_column = call.w.tap_step * call.z_tap + call.w.gap,
             next_row = call.h.tap_step * call.z_row + call.h.gap * call.from_w;
   int counts[kColumns], offsets[kColumns], places[kColumns];
@@ -161,19 +163,18 @@ __global__ void __launch_bounds__(kLineThreads, kSumBlocks<Z, kColumns, kFewTaps
       if (places[c] >= 0) results[places[c]] = convert<T>(sums[c]);
   };
   await_previous();
-  const int end = min((group + 1) * call.lines_of_block, call.lines);
   if constexpr (kFewTaps) {
     __shared__ LineOfResults<Z> lines[kLineThreads];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-    for (int begin = group * call.lines_of_block; begin < end; begin += kLineThreads) {
-      const int count = min(end - begin, kLineThreads);
+    for (int begin = block.begin; begin < block.end; begin += kLineThreads) {
+      const int count = min(block.end - begin, kLineThreads);
       __syncthreads();
       for (int i = thread; i < count; i += threads) lines[i] = line_of<Z, T>(call, begin + i);
       __syncthreads();
       for (int i = threadIdx.y; i < count; i += blockDim.y) add(lines[i]);
     }
   } else {
-    for (int line = group * call.lines_of_block + threadIdx.y; line < end; line += blockDim.y)
+    for (int line = block.begin + threadIdx.y; line < block.end; line += blockDim.y)
       add(line_of<Z, T>(call, line));
   }
 }
@@ -198,7 +199,7 @@ struct Shapes {
 Products sizes_of(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, Layout from) {
   const conv_gemm::Factors f = conv_estimate::operands_of(dtype);
   return {g, transposed, static_cast<int>(size_of(type_of_products(dtype))),
-          transposed && from == Layout::nchw ? conv_columns::multiple_of(f.element_bytes, f.parts) : 1};
+          from == Layout::nchw ? conv_columns::multiple_of(f.element_bytes, f.parts) : 1};
 }
 /// Elements of copies with room behind their rows: of weights, and of what is read of all images at once.
 std::int64_t padded_weight(const Products& z, std::int64_t from_channels) {
@@ -223,7 +224,7 @@ bool convolves(const ConvTranspose2dGeometry& g, bool transposed, DType dtype, L
 /// How many columns of such results a thread has. `last`: channels, so that neighbouring columns are not
 /// neighbours in memory.
 int columns_of_thread(std::int64_t width, std::int64_t lines, bool last) {
-  const bool are_many = width >= 8 * kMostColumns && width * lines >= LineTiles::kBusy * kMostColumns;
+  const bool are_many = width >= 8 * kMostColumns && width * lines >= kBusy * kMostColumns;
   return are_many && !last ? kMostColumns : 1;
 }
 
@@ -298,20 +299,18 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
     call.z_channel = in_sets ? static_cast<int>(sizes.pixels) : plan.kernel_h * call.z_row;
     const Tensor result = to.slice(begin, end);
     call.result = result.raw();
-    call.lines = static_cast<int>(images * to.size(1) * to.size(2));
-    const int columns = columns_of_thread(call.to_w, call.lines, last);
-    const LineTiles tiles(call.to_w, call.lines, columns);
-    call.by_tiles = Divider(tiles.tiles);
-    call.lines_of_block = tiles.lines_of_block;
+    const std::int64_t lines = images * to.size(1) * to.size(2);
+    const int columns = columns_of_thread(call.to_w, lines, last);
     visit_floating("conv", to.dtype(), [&]<class T>() {
       using Z = ProductOf<T>;
       const auto kernel_of = [&]<int kColumns>() {
         return few_taps ? sum_taps_kernel<Z, T, kColumns, true> : sum_taps_kernel<Z, T, kColumns, false>;
       };
-      launch_kernel(
-          "conv: sums of taps", to.device(),
-          columns == 1 ? kernel_of.template operator()<1>() : kernel_of.template operator()<kMostColumns>(),
-          grid_size("conv", tiles.blocks), tiles.block, call);
+      const auto kernel =
+          columns == 1 ? kernel_of.template operator()<1>() : kernel_of.template operator()<kMostColumns>();
+      call.tiles = line_tiles(call.to_w, lines, columns, plan.h.count, few_taps ? 6 : 1, kernel);
+      launch_kernel("conv: sums of taps", to.device(), kernel, grid_size("conv", call.tiles.blocks),
+                    dim3(call.tiles.threads_x, call.tiles.threads_y), call);
     });
   }
 }

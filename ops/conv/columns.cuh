@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <tapedeck/core/tensor.h>
+#include <tapedeck/ops/conv/columns.h>
 #include <tapedeck/ops/conv/conv_axis32.h>
 #include <tapedeck/ops/conv_transpose2d_geometry.h>
 #include <tapedeck/core/launch.cuh>
@@ -39,26 +40,23 @@ inline DType type_of_products(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-inline constexpr int kLineThreads = 256;
+/// Threads that keep all multiprocessors busy come before few instructions.
+inline constexpr std::int64_t kMultiprocessors = 132, kBusy = kMultiprocessors * 2048;
 
-/// Thread blocks for `lines` of `width` columns, of which each thread has `columns`: a block has whole
-/// columns of a tile.
-struct LineTiles {
-  /// Threads that keep all multiprocessors busy come before few instructions.
-  static constexpr std::int64_t kBusy = 132 * 2048;
+using conv_columns::kLineThreads;
+using conv_columns::LineTiles;
 
-  LineTiles(std::int64_t width, std::int64_t lines, std::int64_t columns) {
-    const std::int64_t threads = ceil_div(width, columns);
-    tiles = ceil_div(threads, kLineThreads);
-    block.x = static_cast<unsigned>(ceil_div(threads, tiles));
-    block.y = kLineThreads / block.x;
-    const std::int64_t of_thread = std::clamp<std::int64_t>(width * lines / (columns * 2 * kBusy), 1, 16);
-    lines_of_block = static_cast<int>(block.y * of_thread);
-    blocks = ceil_div(lines, lines_of_block) * tiles;
-  }
-  std::int64_t tiles, blocks;
-  int lines_of_block;
-  dim3 block;
-};
+/// For a kernel whose blocks have such tiles; arguments as of LineTiles.
+template <class... P>
+LineTiles line_tiles(std::int64_t width, std::int64_t lines, std::int64_t columns, std::int64_t period,
+                     double setup, void (*kernel)(P...)) {
+  LineTiles tiles(width, columns, period);
+  int resident = 0;  // blocks of a multiprocessor
+  check_cuda(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, tiles.threads_x * tiles.threads_y, 0),
+      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  tiles.share(lines, kMultiprocessors * std::max(1, resident), setup);
+  return tiles;
+}
 
 }  // namespace tapedeck::cu

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 
 #include <tapedeck/core/tensor.h>
@@ -45,7 +47,7 @@ struct Padded {
 
 /// Products with the pixels of an image of `from`: (channels of `to`, taps) times pixels, in sets of which
 /// each has weights of its own: conv_transpose2d's are one, conv2d has one for each channel of x.
-/// `multiple`: as above, of images in nchw (conv2d's were not tried).
+/// `multiple`: as above, of images in nchw.
 struct Products {
   Products(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, std::int64_t multiple = 1)
       : taps(g.h.kernel * g.w.kernel),
@@ -53,7 +55,7 @@ struct Products {
         sets(transposed ? 1 : to_channels),
         groups(g.groups),
         pixels(transposed ? g.h.in * g.w.in : g.h.out * g.w.out),
-        padded(rows(), pixels, pads(multiple) ? multiple : 1,
+        padded(rows(), pixels, pads(multiple, transposed) ? multiple : 1,
                2.0 * static_cast<double>(to_channels * taps * pixels * g.n) *
                    static_cast<double>(transposed ? g.ci : g.co),
                static_cast<double>((transposed ? g.ci : g.co) * pixels * g.n * 16 / multiple)),
@@ -74,8 +76,13 @@ struct Products {
   std::int64_t images;  // at once
 
  private:
-  /// Channels of neighbouring groups and sets are neighbours in z, as sums want them.
-  bool pads(std::int64_t multiple) const { return groups * sets == 1 || rows() % multiple == 0; }
+  /// Channels of neighbouring groups and sets are neighbours in z, as sums want them. Of conv2d's pixels only
+  /// odd numbers are worth a copy (an H200, 8 sets of 24 rows, 58466 pixels: 2.1 to 2.7 ms; 16 of 32, 5221:
+  /// 2.9 to 0.9).
+  bool pads(std::int64_t multiple, bool transposed) const {
+    return (groups * sets == 1 || rows() % multiple == 0) &&
+           (transposed || pixels % 2 != 0 || pixels % multiple == 0);
+  }
 };
 
 /// What is gathered of y for its gradients: what each tap reads for each pixel of x.
@@ -112,8 +119,9 @@ struct Gathered {
 
 /// Products that columns.cu and columns_gathered.cu ask matmul() for, with so many images at once.
 struct Product {
-  matmul_tiles::Sizes sizes;
+  matmul_tiles::Sizes sizes;  // of a call of cuBLASLt
   bool transposed_a, transposed_b;
+  std::int64_t calls = 1;
   /// If they are tiles' (matmul_tiles.h), their sizes; factors as of conv_gemm::Factors.
   std::optional<matmul_tiles::Sizes> tiled(int element_bytes, int parts) const {
     using matmul_tiles::TileMath;
@@ -121,17 +129,24 @@ struct Product {
     return matmul_tiles::tiled(sizes, transposed_a, transposed_b,
                                parts == 3           ? TileMath::float32
                                : element_bytes == 4 ? TileMath::tf32
-                                                    : TileMath::bfloat16);
+                                                    : TileMath::bfloat16,
+                               calls);
   }
 };
 inline Product product_of_taps(const ConvTranspose2dGeometry& g, bool transposed, const Products& z,
                                bool last) {
   const std::int64_t from_channels = transposed ? g.group_ci() : g.group_co();
   if (last) return {{z.rows(), z.images * z.pixels, from_channels, z.sets}, true, true};
-  return {{z.padded.rows, z.padded.line, from_channels, std::max({z.images, z.groups, z.sets})}, true, false};
+  return {{z.padded.rows, z.padded.line, from_channels, std::max({z.images, z.groups, z.sets})},
+          true,
+          false,
+          std::min({z.images, z.groups, z.sets}) > 1 ? 1 : z.calls(false)};
 }
 inline Product input_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
-  return {{g.group_ci(), z.padded.line, z.padded.rows, std::max(z.images, g.groups)}, false, false};
+  return {{g.group_ci(), z.padded.line, z.padded.rows, std::max(z.images, g.groups)},
+          false,
+          false,
+          z.calls(g.groups)};
 }
 inline Product weight_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
   return {{g.group_ci(), z.padded.rows, z.padded.line, z.images * g.groups}, false, true};
@@ -177,6 +192,54 @@ inline ConvTranspose2dGeometry convolution(const ConvTranspose2dGeometry& g, boo
   one.w.in = one.w.out = transposed ? g.w.in : g.w.out;
   return one;
 }
+
+inline constexpr int kLineThreads = 256;
+
+/// How thread blocks of up to kLineThreads share lines: a block has whole columns of a tile, and some lines,
+/// of which each row of its threads has every threads_y-th.
+struct LineTiles {
+  LineTiles() = default;
+  /// Lines of `width` columns, of which a thread has `columns`. Of `period` neighbouring lines some take
+  /// longer than others: a row of threads has all kinds.
+  LineTiles(std::int64_t width, std::int64_t columns, std::int64_t period) {
+    const std::int64_t threads = conv_gemm::count(width, columns),
+                       tiles = conv_gemm::count(threads, kLineThreads),
+                       of_tile = conv_gemm::count(threads, tiles), warps = conv_gemm::count(of_tile, 32) * 32;
+    // Warps that begin with a line write whole sectors, unless too many threads are idle for that.
+    threads_x = static_cast<int>(warps * 8 <= of_tile * 9 ? warps : of_tile);
+    threads_y = kLineThreads / threads_x;
+    while (std::gcd(std::int64_t{threads_y}, period) > 1) --threads_y;
+    by_tiles = conv_gemm::Divider(tiles);
+  }
+  /// Among as many blocks as it takes, of which a device has `at_once`. What serves all lines of a thread
+  /// takes `setup` times half as long as a line. Blocks have a line for each thread, as those that come later
+  /// fill what others leave; or, where that takes long, so many that the device has all in whole turns.
+  void share(std::int64_t lines, std::int64_t at_once, double setup) {
+    const std::int64_t tiles = by_tiles.divisor;
+    const double need = static_cast<double>(lines * tiles) / static_cast<double>(at_once * threads_y),
+                 wanted = std::min(std::sqrt(setup * need), 16.0);
+    const double each =
+        need <= 2 || wanted < 2 ? 1 : std::ceil(need / std::max(1.0, std::round(need / wanted)));
+    lines_of_block = static_cast<int>(each) * threads_y;
+    blocks = conv_gemm::count(lines, lines_of_block) * tiles;
+    last = static_cast<int>(lines);
+  }
+
+  struct Block {
+    int tile, begin, end;  // lines
+  };
+  TAPEDECK_HD Block of(int index) const {
+    const int group = by_tiles.divide(index), begin = group * lines_of_block, end = begin + lines_of_block;
+    return {by_tiles.modulo(index, group), begin, end < last ? end : last};
+  }
+
+  std::int64_t blocks = 0;
+  int threads_x = 1, threads_y = 1;
+
+ private:
+  conv_gemm::Divider by_tiles;
+  int lines_of_block = 1, last = 0;
+};
 
 /// An axis of results, and what each reads of products.
 struct TapAxis {

@@ -24,6 +24,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 
@@ -108,6 +109,7 @@ template <class T, int kH, int kW, int kStep, int kTap>
 __global__ void __launch_bounds__(kBlock) depthwise_kernel(const __grid_constant__ DepthwiseArguments call) {
   using V = accumulate_t<T>;
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   const Plan& p = call.plan;
   V* const plane = reinterpret_cast<V*>(shared);
   V* const weights = plane + call.rows * call.pitch;
@@ -247,8 +249,9 @@ void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
             static_cast<std::size_t>(call.rows * call.pitch + call.plan.kernel_h * call.plan.kernel_w) +
         sizeof(Column) * static_cast<std::size_t>(call.to_w);
     const auto launch = [&]<int kH, int kW, int kStep, int kTap>() {
-      depthwise_kernel<T, kH, kW, kStep, kTap><<<grid_size("conv", to.size(0) * to.size(1) * call.strips),
-                                                 kBlock, bytes, stream_of(to.device())>>>(call);
+      launch_kernel_with_shared("conv: depthwise", to.device(), depthwise_kernel<T, kH, kW, kStep, kTap>,
+                                grid_size("conv", to.size(0) * to.size(1) * call.strips), kBlock,
+                                static_cast<int>(bytes), call);
     };
     if (is_regular(call.plan, 2, 2, 1, -1))
       return launch.template operator()<2, 2, 1, -1>();                                      // 4x4, stride 2

@@ -14,6 +14,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 
@@ -48,6 +49,7 @@ template <class T, int V, int kPhases, int kH, int kW>
 __global__ void __launch_bounds__(kBlock, 2)
     depthwise_channels_last_kernel(const __grid_constant__ Arguments call) {
   extern __shared__ float4 shared[];
+  await_previous<false>();
   float* const weights = reinterpret_cast<float*>(shared);  // [tap][member][channel]
   const Plan& p = call.plan;
   int rest = static_cast<int>(blockIdx.x);
@@ -250,8 +252,9 @@ void depthwise_channels_last(const ConvTranspose2dGeometry& g, bool transposed, 
   visit_floating("conv", to.dtype(), [&]<class T>() {
     if constexpr (!std::is_same_v<T, double>) {
       const auto launch = [&]<int V, int kPhases, int kH, int kW>() {
-        depthwise_channels_last_kernel<T, V, kPhases, kH, kW>
-            <<<grid_size("conv", blocks * a.strips), kBlock, shared, stream_of(to.device())>>>(a);
+        launch_kernel_with_shared("conv: depthwise", to.device(),
+                                  depthwise_channels_last_kernel<T, V, kPhases, kH, kW>,
+                                  grid_size("conv", blocks * a.strips), kBlock, static_cast<int>(shared), a);
       };
       const auto is = [&](int phases, int kh, int kw) {
         return multiplier == 1 && a.plan.h.count == phases && is_regular(a.plan, kh, kw);

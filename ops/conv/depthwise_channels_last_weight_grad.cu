@@ -11,6 +11,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
@@ -40,6 +41,7 @@ template <class T, int V, int kH, int kW>
 __global__ void __launch_bounds__(kBlock, kH == 0 ? 1 : 2)
     depthwise_channels_last_weight_grad_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ float4 shared[];
+  await_previous<false>();
   float* const shared_sums = reinterpret_cast<float*>(shared);  // [tap][channel]
   constexpr int kTaps = kH == 0 ? kMostTaps : kH * kW;
   const int taps = a.kernel_h * a.kernel_w;
@@ -161,11 +163,10 @@ void depthwise_channels_last_weight_grad(const ConvTranspose2dGeometry& g, const
     if constexpr (!std::is_same_v<T, double>) {
       const auto launch = [&]<int V, int kH, int kW>() {
         const int taps = kH == 0 ? kMostTaps : kH * kW;
-        depthwise_channels_last_weight_grad_kernel<T, V, kH, kW>
-            <<<grid_size("conv", std::int64_t{a.splits} * a.vector_blocks), kBlock,
-               static_cast<std::size_t>(taps * a.vectors * a.vector) * sizeof(float),
-               stream_of(w.device())>>>(a);
-        check_launch("conv: depthwise weight gradient");
+        launch_kernel_with_shared("conv: depthwise weight gradient", w.device(),
+                                  depthwise_channels_last_weight_grad_kernel<T, V, kH, kW>,
+                                  grid_size("conv", std::int64_t{a.splits} * a.vector_blocks), kBlock,
+                                  taps * a.vectors * a.vector * static_cast<int>(sizeof(float)), a);
       };
       if (a.vector == 1) {
         launch.template operator()<1, 0, 0>();

@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   using W = Window<T, K, S, P>;
   constexpr int kPixels = W::kPixels, kOwn = W::kOwn;
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   char* const memory = reinterpret_cast<char*>(shared);
   const int channel = static_cast<int>(blockIdx.x) % a.channels,
             split = static_cast<int>(blockIdx.x) / a.channels;
@@ -236,8 +238,8 @@ bool depthwise_planes_weight_grad(const ConvTranspose2dGeometry& g, const Tensor
     const auto kernel = depthwise_planes_weight_grad_kernel<T, K, S, P>;
     conv_gemm::allow_shared_memory(kernel, bytes);
     const unsigned blocks = grid_size("conv", std::int64_t{a.splits} * a.channels);
-    kernel<<<blocks, kBlock, static_cast<std::size_t>(bytes), stream_of(w.device())>>>(a);
-    check_launch("conv: depthwise weight gradient");
+    launch_kernel_with_shared("conv: depthwise weight gradient", w.device(), kernel, blocks, kBlock, bytes,
+                              a);
     add_parts<T>(a.parts, a.splits, w);
     return true;
   });

@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
@@ -248,6 +249,7 @@ template <class T, int K, int S, int P, bool kBackward>
 __global__ void __launch_bounds__(kMostWarps * 32, 2)
     depthwise_ring_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   using Rows = std::conditional_t<kBackward, Gradient<K, S, P>, Forward<K, S, P>>;
   constexpr int kColumns = Rows::kColumns;
   constexpr int kOut = kBackward ? 1 : S, kIn = kBackward ? S : 1;  // results and inputs of a step, squared
@@ -331,6 +333,7 @@ template <class T, int K, int S, int P>
 __global__ void __launch_bounds__(kMostWarps * 32, 2)
     depthwise_ring_weight_grad_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   using Rows = Gradient<K, S, P>;
   constexpr int kColumns = Rows::kColumns, kWindow = Rows::columns(kColumns);
   const Place<T> place(a);
@@ -461,9 +464,8 @@ bool has_room(Device device) {
 template <class Kernel>
 void launch(Kernel* kernel, const Arguments& a, std::int64_t blocks, int bytes, Device device) {
   conv_gemm::allow_shared_memory(kernel, bytes);
-  kernel<<<grid_size("conv", blocks * a.blocks), static_cast<unsigned>(a.warps * 32),
-           static_cast<std::size_t>(bytes), stream_of(device)>>>(a);
-  check_launch("conv: depthwise");
+  launch_kernel_with_shared("conv: depthwise", device, kernel, grid_size("conv", blocks * a.blocks),
+                            static_cast<unsigned>(a.warps * 32), bytes, a);
 }
 
 }  // namespace

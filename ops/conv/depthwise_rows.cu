@@ -24,6 +24,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/depthwise_tile.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
@@ -142,6 +143,7 @@ template <class T, int K, int S, int P>
 __global__ void __launch_bounds__(kBlock, 2) depthwise_rows_kernel(const __grid_constant__ Arguments a) {
   using Rows = Windows<T, K, S, P>;
   constexpr int kPixels = Rows::kPixels;
+  await_previous<false>();
   const Item item(a, std::int64_t{blockIdx.x} * (kBlock / a.lanes) + threadIdx.x / a.lanes);
   const int channel = static_cast<int>(item.plane % a.channels);
   float weights[K][K];
@@ -211,6 +213,7 @@ __global__ void __launch_bounds__(kBlock, kForwardBlocks<T, S>)
   constexpr int kLow = reach<K, S, P>(false), kHigh = reach<K, S, P>(true), kRows = kHigh - kLow + 1;
   constexpr int kLeft = -kLow, kColumns = kPixels + kRows - 1, kAhead = 2;
   static_assert(kLeft <= kPixels && kHigh <= kPixels);
+  await_previous<false>();
   const Item item(a, std::int64_t{blockIdx.x} * (kBlock / a.lanes) + threadIdx.x / a.lanes);
   const int channel = static_cast<int>(item.plane % a.channels);
   float weights[K][K];
@@ -294,6 +297,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   const int channel = static_cast<int>(blockIdx.x) % a.channels,
             split = static_cast<int>(blockIdx.x) / a.channels;
   float sums[K * K] = {};
+  await_previous<false>();
   const int of_block = kBlock / a.lanes, mine = static_cast<int>(threadIdx.x) / a.lanes;
   for (std::int64_t first = split * of_block; first < a.items; first += a.splits * of_block) {
     const Item item(a, first + mine);  // whose planes are images
@@ -426,12 +430,10 @@ bool depthwise_rows(const ConvTranspose2dGeometry& g, bool transposed, const Ten
       a.bias = bias.defined() ? bias.raw() : nullptr;
       a.items = planes * a.tiles_w * a.strips;
       const unsigned blocks = grid_size("conv", ceil_div(a.items, kBlock / a.lanes));
-      if (transposed) {
-        depthwise_rows_forward_kernel<T, K, S, P><<<blocks, kBlock, 0, stream_of(x.device())>>>(a);
-      } else {
-        depthwise_rows_kernel<T, K, S, P><<<blocks, kBlock, 0, stream_of(x.device())>>>(a);
-      }
-      check_launch("conv: depthwise");
+      launch_kernel(
+          "conv: depthwise", x.device(),
+          transposed ? depthwise_rows_forward_kernel<T, K, S, P> : depthwise_rows_kernel<T, K, S, P>, blocks,
+          kBlock, a);
       return true;
     });
   });
@@ -459,9 +461,9 @@ bool depthwise_rows_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& 
       a.x = x.raw(), a.y = y.raw();
       const Workspace<float> parts(w.device(), a.splits * w.count());
       a.parts = parts.data();
-      depthwise_rows_weight_grad_kernel<T, K, S, P>
-          <<<grid_size("conv", std::int64_t{a.splits} * a.channels), kBlock, 0, stream_of(w.device())>>>(a);
-      check_launch("conv: depthwise weight gradient");
+      launch_kernel("conv: depthwise weight gradient", w.device(),
+                    depthwise_rows_weight_grad_kernel<T, K, S, P>,
+                    grid_size("conv", std::int64_t{a.splits} * a.channels), kBlock, a);
       add_parts<T>(a.parts, a.splits, w);
       return true;
     });

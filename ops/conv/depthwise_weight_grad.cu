@@ -14,6 +14,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/depthwise.cuh>
 #include <tapedeck/ops/conv/depthwise_rows.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
@@ -42,6 +43,7 @@ template <class T, int kTaps>
 __global__ void __launch_bounds__(kBlock) depthwise_weight_grad_kernel(const __grid_constant__ Arguments a) {
   using V = accumulate_t<T>;
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   __shared__ V warps[kWarps][kTaps];
   V* const plane = reinterpret_cast<V*>(shared);
   const int channel = blockIdx.x, taps = a.kernel_h * a.kernel_w;
@@ -132,9 +134,9 @@ void launch(Arguments& a, const Tensor& w) {
   check_cuda(cudaFuncSetAttribute(depthwise_weight_grad_kernel<T, kTaps>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes),
              "cudaFuncSetAttribute");
-  depthwise_weight_grad_kernel<T, kTaps>
-      <<<grid, kBlock, sizeof(V) * static_cast<std::size_t>(a.rows * a.pitch), stream_of(w.device())>>>(a);
-  check_launch("conv: depthwise weight gradient");
+  launch_kernel_with_shared("conv: depthwise weight gradient", w.device(),
+                            depthwise_weight_grad_kernel<T, kTaps>, grid, kBlock,
+                            static_cast<int>(sizeof(V)) * a.rows * a.pitch, a);
   add_parts<T>(parts.data(), splits, w);
 }
 

@@ -10,6 +10,7 @@
 
 #include <tapedeck/ops/conv/direct_plain.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/direct.cuh>
 #include <tapedeck/ops/conv/thin.cuh>
 
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(kBlock, sizeof(accumulate_t<T>) == 4 ? 2 : 1)
   using V = accumulate_t<T>;
   using Weights = Pack<V, kChannels>;
   extern __shared__ uint4 shared[];
+  await_previous<false>();
   Weights* const weights = reinterpret_cast<Weights*>(shared);
   const Plan& p = call.plan;
 
@@ -159,11 +161,9 @@ void launch(DirectArguments& call, const Tensor& to) {
   call.chunk = std::clamp(kMostBytes / channel_bytes, 1, p.from_channels);
   const std::int64_t blocks =
       static_cast<std::int64_t>(p.h.count) * call.tiles_w * call.tiles_h * call.tiles_c * p.groups * p.n;
-  direct_kernel<T, kChannels>
-      <<<grid_size("conv", blocks), kBlock,
-         static_cast<std::size_t>(call.chunk) * static_cast<std::size_t>(channel_bytes),
-         stream_of(to.device())>>>(call);
-  check_launch("conv: direct");
+  launch_kernel_with_shared("conv: direct", to.device(), direct_kernel<T, kChannels>,
+                            grid_size("conv", blocks), kBlock, static_cast<int>(call.chunk * channel_bytes),
+                            call);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -168,6 +169,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks)
     map_kernel(const __grid_constant__ MapArguments call) {
   extern __shared__ uint4 shared[];
   __shared__ Row rows[K::BM];
+  await_previous<false>();
   K::run(call, reinterpret_cast<char*>(shared), rows);
 }
 
@@ -179,6 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  await_previous<false>();
   if (i >= count) return;
   const auto [group, m, v, kh, kw] = packed_weight(p, i);
   const std::int64_t place = p.packed_vector(kh, kw, v, m, padded_n);
@@ -207,14 +210,14 @@ void launch_map(MapArguments& call, const Tensor& w, const Tensor& to) {
         "cudaMemsetAsync");
   }
   const std::int64_t vectors = packed_weights(p);
-  pack_kernel<Math><<<grid_size("conv", ceil_div(vectors, kThreads)), kThreads, 0, stream>>>(
-      p, vectors, static_cast<const typename Math::Element*>(w.raw()), call.padded_n, packed.data());
-  check_launch("conv: pack");
+  launch_kernel("conv: pack", w.device(), pack_kernel<Math>, grid_size("conv", ceil_div(vectors, kThreads)),
+                kThreads, p, vectors, static_cast<const typename Math::Element*>(w.raw()), call.padded_n,
+                packed.data());
   allow_shared_memory(map_kernel<K>, K::kSharedBytes);
   const std::int64_t blocks = ceil_div(p.most_rows(), K::BM) * p.phases() * call.tiles_n;
-  map_kernel<K><<<dim3(grid_size("conv", blocks), static_cast<unsigned>(p.groups)), K::kThreads,
-                  K::kSharedBytes, stream>>>(call);
-  check_launch("conv: map");
+  launch_kernel_with_shared("conv: map", to.device(), map_kernel<K>,
+                            dim3(grid_size("conv", blocks), static_cast<unsigned>(p.groups)), K::kThreads,
+                            K::kSharedBytes, call);
 }
 
 template <class Math, Access kAccess>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -208,27 +209,32 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks)
   K::run(call, reinterpret_cast<char*>(shared), places);
 }
 
-inline constexpr int kSumLanes = 32, kSumRows = 8;
+inline constexpr int kSumOfParts = 256;
 
-/// w = the sum of the parts. A block has 32 results, of each eighth of the parts one thread; the eighths are
-/// added in a fixed order.
-template <class T, class Result>
-__global__ void __launch_bounds__(kSumLanes* kSumRows)
+/// w = the sum of the parts. kSlices threads share the parts of a result, so that many loads are under way;
+/// their sums are added in a fixed order.
+template <class T, class Result, int kSlices>
+__global__ void __launch_bounds__(kSumOfParts)
     sum_parts_kernel(const __grid_constant__ WeightGradArguments call, int splits, std::int64_t count, T* w) {
-  __shared__ Result sums[kSumRows][kSumLanes];
-  const int lane = threadIdx.x % kSumLanes, row = threadIdx.x / kSumLanes;
-  const std::int64_t i = std::int64_t{blockIdx.x} * kSumLanes + lane;
+  constexpr int kLanes = kSumOfParts / kSlices;
+  __shared__ Result sums[kSlices][kLanes];
+  const int lane = threadIdx.x % kLanes, slice = threadIdx.x / kLanes;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kLanes + lane;
+  await_previous<false>();
   Result sum = 0;
   if (i < count) {
     const Result* const parts = static_cast<const Result*>(call.parts) + i;
-#pragma unroll 4
-    for (int s = row; s < splits; s += kSumRows) sum += parts[s * count];
+#pragma unroll 8
+    for (int s = slice; s < splits; s += kSlices) sum += parts[s * count];
   }
-  sums[row][lane] = sum;
-  __syncthreads();
-  if (row > 0 || i >= count) return;
+  if constexpr (kSlices > 1) {
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice > 0) return;
 #pragma unroll
-  for (int k = 1; k < kSumRows; ++k) sum += sums[k][lane];
+    for (int k = 1; k < kSlices; ++k) sum += sums[k][lane];
+  }
+  if (i >= count) return;
   const std::int64_t channel = i / call.columns;
   const int n = static_cast<int>(i - channel * call.columns);
   const Column c = column_of(call, n);
@@ -239,7 +245,6 @@ template <class Math, class K>
 void launch_weight_grad(WeightGradArguments& call, const PixelSplits& share, const Tensor& w) {
   using T = typename Math::Element;
   using Result = typename K::Result;
-  const cudaStream_t stream = stream_of(w.device());
   call.tiles_n = static_cast<int>(ceil_div(call.columns, K::BN));
   const std::int64_t tiles = ceil_div(call.ci, K::BM) * call.tiles_n;
   call.chunks = share.chunks, call.split_chunks = share.split_chunks;
@@ -249,12 +254,14 @@ void launch_weight_grad(WeightGradArguments& call, const PixelSplits& share, con
   allow_shared_memory(weight_grad_kernel<K>, K::kSharedBytes);
   weight_grad_kernel<K>
       <<<dim3(grid_size("conv", tiles), static_cast<unsigned>(splits), static_cast<unsigned>(call.groups)),
-         K::kThreads, K::kSharedBytes, stream>>>(call);
+         K::kThreads, K::kSharedBytes, stream_of(w.device())>>>(call);
   check_launch("conv: weight gradient");
-  sum_parts_kernel<T, Result>
-      <<<grid_size("conv", ceil_div(w.count(), kSumLanes)), kSumLanes * kSumRows, 0, stream>>>(
-          call, splits, w.count(), static_cast<T*>(w.raw()));
-  check_launch("conv: sum of parts");
+  const auto sum = [&]<int kSlices>() {
+    launch_kernel("conv: sum of parts", w.device(), sum_parts_kernel<T, Result, kSlices>,
+                  grid_size("conv", ceil_div(w.count(), kSumOfParts / kSlices)), kSumOfParts, call, splits,
+                  w.count(), static_cast<T*>(w.raw()));
+  };
+  w.count() < 1 << 17 ? sum.template operator()<8>() : sum.template operator()<1>();
 }
 
 template <class Math>

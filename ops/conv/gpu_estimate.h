@@ -113,6 +113,14 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
   // The farther apart, the more sectors are written in parts.
   t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
+  // What taps read of a pixel's channels, at least a sector where neighbours are a stride apart.
+  if (way.kind == conv_gemm::MapKind::windows && !transposed) {
+    const std::int64_t bytes = count(p.from_channels * c.operands.element_bytes, 16) * 16,
+                       of_tap = c.g.w.stride > 1 ? std::max<std::int64_t>(bytes, 32) : bytes;
+    t[15] =
+        static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups * c.g.h.kernel * c.g.w.kernel * of_tap) /
+        1e9;
+  }
   return t;
 }
 
@@ -262,7 +270,7 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const int bytes = std::max(4, c.operands.element_bytes);
   const conv_columns::Products z(
       c.g, transposed, bytes,
-      transposed && !last ? conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts) : 1);
+      !last ? conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts) : 1);
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
   const bool convolved = conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts);

@@ -66,7 +66,7 @@ void add_parts(const V* parts, std::int64_t splits, const Tensor& to, const Weig
   };
   // Where elements are few, more threads have them (weights' gradients of few parts took up to 1.15 times).
   if (splits > 64) return launch.template operator()<16, 32>();
-  if (splits > 4 || to.count() < 1 << 17) return launch.template operator()<8, 32>();
+  if (to.count() < 1 << 17) return launch.template operator()<8, 32>();
   launch.template operator()<1, 256>();
 }
 /// Of row-major weights.

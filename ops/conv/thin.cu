@@ -20,6 +20,7 @@
 
 #include <tapedeck/ops/conv/gemm_plan.h>
 #include <tapedeck/core/launch.cuh>
+#include <tapedeck/core/launch_kernel.cuh>
 
 namespace tapedeck::cu {
 
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(kBlock) thin_transposed_kernel(const __grid_co
   constexpr int J = (K + S - 1) / S, kRows = R + J - 1;
   extern __shared__ float4 shared[];
   float* const weights = reinterpret_cast<float*>(shared);
+  await_previous<false>();
   bring_weights<K, CO>(a, 0, a.x_channels, weights);
   const int thread = blockIdx.x * kBlock + threadIdx.x;
   if (thread >= a.threads) return;
@@ -165,6 +167,7 @@ __global__ void __launch_bounds__(kBlock) thin_plain_kernel(const __grid_constan
   extern __shared__ float4 shared[];
   float* const weights = reinterpret_cast<float*>(shared);
   const int first = blockIdx.y * a.share, count = min(a.share, a.x_channels - first);
+  await_previous<false>();
   bring_weights<K, CO>(a, first, count, weights);
   const int thread = blockIdx.x * kBlock + threadIdx.x;
   if (thread >= a.threads) return;
@@ -217,6 +220,7 @@ __global__ void __launch_bounds__(kBlock) thin_weight_grad_kernel(const __grid_c
   const int first = blockIdx.y * kChannels, count = min(kChannels, a.x_channels - first);
   const int plane = a.x_h * a.x_w;
   float sums[kChannels][kTaps] = {};
+  await_previous<false>();
   const int begin = blockIdx.x * a.share, end = min(a.threads, begin + a.share);
   for (int thread = begin + threadIdx.x; thread < end; thread += kBlock) {
     const ThinPlace at(a, thread);
@@ -264,6 +268,7 @@ __global__ void __launch_bounds__(kBlock) thin_weight_grad_kernel(const __grid_c
 __global__ void __launch_bounds__(kBlock)
     add_blocks_kernel(const float* sums, int blocks, int weights, float* to) {
   const int weight = (blockIdx.x * kBlock + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  await_previous();
   if (weight >= weights) return;
   float sum = 0;
   for (int b = lane; b < blocks; b += 32) sum += sums[static_cast<std::int64_t>(b) * weights + weight];
@@ -372,10 +377,8 @@ void thin(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from,
       transposed ? 1 : std::clamp<std::int64_t>(264 / blocks, 1, std::min<std::int64_t>(4, g.ci));
   a.share = static_cast<int>(ceil_div(g.ci, shares));
   const dim3 grid(grid_size("conv", blocks), static_cast<unsigned>(ceil_div(g.ci, a.share)));
-  const DeviceScope scope(to.device());
-  choice.kernel<<<transposed ? dim3(grid.x) : grid, kBlock,
-                  static_cast<std::size_t>(a.share * weight_bytes(g)), stream_of(to.device())>>>(a);
-  check_launch("conv: thin");
+  launch_kernel_with_shared("conv: thin", to.device(), choice.kernel, transposed ? dim3(grid.x) : grid,
+                            kBlock, static_cast<int>(a.share * weight_bytes(g)), a);
 }
 
 bool thin_weight_grad_fits(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y) {
@@ -415,13 +418,11 @@ void thin_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const T
   const ThinKernel run = kernel == 4   ? thin_weight_grad_kernel<4, 2, 1, kFew>
                          : stride == 2 ? thin_weight_grad_kernel<3, 2, 1, kFew>
                                        : thin_weight_grad_kernel<3, 1, 1, kMany>;
-  const DeviceScope scope(w.device());
-  const cudaStream_t stream = stream_of(w.device());
-  run<<<dim3(grid_size("conv", blocks), static_cast<unsigned>(groups)), kBlock, 0, stream>>>(a);
-  check_launch("conv: thin");
-  add_blocks_kernel<<<grid_size("conv", ceil_div(std::int64_t{weights} * 32, kBlock)), kBlock, 0, stream>>>(
-      sums.data(), static_cast<int>(blocks), weights, w.data<float>());
-  check_launch("conv: thin");
+  launch_kernel("conv: thin", w.device(), run, dim3(grid_size("conv", blocks), static_cast<unsigned>(groups)),
+                kBlock, a);
+  launch_kernel("conv: thin", w.device(), add_blocks_kernel,
+                grid_size("conv", ceil_div(std::int64_t{weights} * 32, kBlock)), kBlock, sums.data(),
+                static_cast<int>(blocks), weights, w.data<float>());
 }
 
 }  // namespace tapedeck::cu
