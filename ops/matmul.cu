@@ -271,7 +271,7 @@ struct Products {
   }
 };
 
-/// All of them, if they are computed by tiles.
+/// All of them by tiles. False, with nothing done, where these do not compute them.
 bool multiply_by_tiles(const Products& products, const Types& types, const Tensor& a, const Tensor& b,
                        const Tensor& bias, double beta, const Tensor& out) {
   const Product& p = products.each;

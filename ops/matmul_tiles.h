@@ -94,7 +94,8 @@ inline bool are_odd(const Sizes& p, bool transposed_a, bool transposed_b) {
 /// from 393 to 132; 2 of 8 of 128 x 3100, 72: from 47 to 56.)
 inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool transposed_b, TileMath math,
                                   std::int64_t calls = 1) {
-  constexpr std::int64_t kLeastOfCalls = 192, kMostOfGrid = 65535, kMostElements = std::int64_t{1} << 30;
+  constexpr std::int64_t kLeastOfCall = 48, kLeastOfCalls = 192, kMostOfGrid = 65535,
+                         kMostElements = std::int64_t{1} << 30;
   Sizes p = elements;
   if (math == TileMath::bfloat16 || math == TileMath::float16) {
     if (transposed_a || !transposed_b || p.k % 2 != 0) return {};
@@ -111,7 +112,7 @@ inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool
       if (elements.n % vector != 0 || elements.k % vector != 0) return plan.splits >= 4 && elements.k >= 700;
       return p.batch > 1 && plan.splits >= (math == TileMath::tf32 ? 8 : 12);
     }
-    if (calls > 1 && p.k * calls >= kLeastOfCalls) return true;
+    if (calls > 1 && p.k >= kLeastOfCall && p.k * calls >= kLeastOfCalls) return true;
     // Of a product so small cuBLASLt makes 264 splits.
     if (plan.blocks(p.batch) == 1 && p.k >= 96) return true;
     return p.k >= 512 && (!are_odd(p, transposed_a, transposed_b) || (p.batch > 1 && plan.splits > 1));

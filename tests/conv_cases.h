@@ -54,7 +54,7 @@ inline const LayerCase kLayerCases[] = {
      {.stride = {2, 3}, .padding = {1, 2}, .dilation = {2, 1}, .groups = 2}},
     {"sparse strips", {2, 32, 12, 45}, {32, 36, 3, 3}, {.stride = 5, .padding = 1, .dilation = 2}},
     {"aligned rows", {2, 6, 9, 144}, {6, 5, 3, 3}, {.stride = {2, 1}, .padding = {1, 3}, .dilation = {1, 2}}},
-    {"many channels", {1, 300, 3, 3}, {300, 130, 2, 2}, {.stride = 2}},
+    {"many channels", {3, 300, 6, 5}, {300, 130, 2, 2}, {.stride = 2}},
 };
 
 struct Results {

@@ -210,6 +210,7 @@ TEST(CudaConvExplain, TakesDirectKernelsWherePlanesDoNotPay) {
   EXPECT_EQ(of(16, 128, 33, 5, 1), all_planes);
   EXPECT_EQ(of(16, 128, 33, 5, 4), planes + ", direct, direct") << "long steps";
   EXPECT_EQ(of(16, 128, 33, 5, 3), planes + ", " + planes + ", direct");
+  EXPECT_EQ(of(16, 128, 33, 2, 2), planes + ", " + planes + ", direct") << "few taps for many planes";
   EXPECT_EQ(of(16, 128, 13, 5, 1), planes + ", direct, direct") << "small planes";
   EXPECT_EQ(of(1, 128, 33, 5, 1), planes + ", direct, " + planes) << "few planes";
   EXPECT_EQ(of(16, 128, 13, 5, 1, DType::float64), all_planes) << "not timed";

@@ -308,7 +308,7 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
       {{64, 64, 29, 33}, {64, 32, 3, 2}, {{1, 3}}, false, true},
       {{160, 1, 16, 31}, {1, 96, 3, 3}, {{1, 4}, {1, 0}, {0, 1}}, false, false, true, false},
       {{24, 16, 14, 15}, {16, 128, 8, 4}, {{1, 4}, {0, 1}, {0, 1}}, false, false, false, true},
-      {{24, 16, 14, 15}, {16, 128, 9, 3}, {{1, 4}}, false, false}};
+      {{24, 16, 14, 15}, {16, 128, 8, 4}, {{1, 4}, {0, 1}}, false, false}};
   for (const Columns& layer : layers) {
     for (DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
       if (is_sanitized() && dtype != DType::bfloat16) continue;
@@ -330,9 +330,11 @@ TEST_F(CudaConv, ColumnsWithRoomBehindRows) {
       EXPECT_EQ(forward.padded.line != forward.pixels, layer.pixels && g.groups == 1);
       if (layer.x[1] <= conv_columns::kMostChannels) {
         EXPECT_FALSE(conv_columns::gathers(g, Layout::nchw, 2, 1));
-        const conv_columns::Products plain(g, false, 4, conv_columns::multiple_of(2, 1));
-        EXPECT_EQ(plain.padded.rows != plain.rows(), layer.plain_rows);
-        EXPECT_EQ(plain.padded.line != plain.pixels, layer.plain_pixels);
+        for (int bytes : {2, 4}) {
+          const conv_columns::Products plain(g, false, 4, conv_columns::multiple_of(bytes, 1));
+          EXPECT_EQ(plain.padded.rows != plain.rows(), layer.plain_rows);
+          EXPECT_EQ(plain.padded.line != plain.pixels, layer.plain_pixels);
+        }
       }
       const conv_columns::Gathered words(g, 4, conv_columns::multiple_of(4, 1));
       EXPECT_EQ(words.padded.rows != words.rows(g), layer.rows);
@@ -575,6 +577,41 @@ TEST_F(CudaConv, ExplainKnowsTheWorkspace) {
       }
     }
   });
+}
+
+// Layers with room behind rows, and products of groups in one launch, whose sums are shared.
+TEST_F(CudaConv, ExplainKnowsTheWorkspaceOfColumns) {
+  if (is_sanitized()) GTEST_SKIP() << "blocks of the cache are counted";
+  struct Columns {
+    Shape x, w;
+    ConvTranspose2dOptions options;
+    DType dtype;
+  };
+  const Columns layers[] = {
+      {{64, 100, 31, 31}, {100, 17, 5, 3}, {{1, 2}, {2, 0}, 0, {1, 2}}, DType::bfloat16},
+      {{160, 1, 16, 31}, {1, 96, 3, 3}, {{1, 4}, {1, 0}, {0, 1}}, DType::bfloat16},
+      {{24, 16, 14, 15}, {16, 128, 8, 4}, {{1, 4}, {0, 1}, {0, 1}}, DType::float16},
+      {{3, 34, 10, 10}, {34, 33, 5, 4}, {{3, 2}, 0, 0, 1, 2}, DType::float32}};
+  const ConvAlgorithmScope scope(ConvAlgorithm::columns);
+  for (const Columns& layer : layers) {
+    SCOPED_TRACE(concat(layer.x, " ", layer.dtype));
+    const TensorOptions on{layer.dtype, kCuda};
+    const Tensor x = Tensor::zeros(layer.x, on), w = Tensor::zeros(layer.w, on);
+    const auto g = conv_transpose2d_geometry(x, w, {}, layer.options);
+    const Tensor y = Tensor::zeros(g.y_shape(), on);
+    const ConvExplanation e = explain(g, layer.dtype, Layout::nchw, kCuda);
+    expect_workspace("forward", e.forward, bytes_taken([&] { cu::conv_transpose2d(g, x, w, {}, y); }));
+    expect_workspace("input gradient", e.input_gradient, bytes_taken([&] { cu::conv2d(g, y, w, {}, x); }));
+    expect_workspace("weight gradient", e.weight_gradient,
+                     bytes_taken([&] { cu::conv_transpose2d_weight_grad(g, x, y, w); }));
+  }
+  const Columns& grouped = layers[3];
+  const auto g =
+      conv_transpose2d_geometry(Tensor::zeros(grouped.x), Tensor::zeros(grouped.w), {}, grouped.options);
+  const auto sizes = conv_columns::input_product(g, conv_columns::Gathered(g, 4)).tiled(4, 3);
+  ASSERT_TRUE(sizes);
+  EXPECT_EQ(sizes->batch, 6);
+  EXPECT_GT(matmul_tiles::Plan(*sizes).splits, 1);
 }
 
 // Both gradients use a copy of the result's gradient, each algorithm its own form of it, with the same

@@ -127,6 +127,7 @@ TEST_F(CudaReductions, MatrixProducts) {
       {"linear of 3 dimensions", [](V v) { return linear(v[0], v[1], v[2]); }, {{2, 3, 19}, {11, 19}, {11}}},
       {"long sums in batches", product, {{5, 33, 700}, {5, 700, 72}}, -2, 2, 4},
       {"long sums in batches of either", product, {{2, 1, 33, 701}, {3, 701, 72}}, -2, 2, 4},
+      {"long sums in batches of three", product, {{3, 1, 5, 33, 704}, {2, 1, 704, 72}}, -2, 2, 4},
       {"linear without bias", [](V v) { return linear(v[0], v[1]); }, {{6, 24}, {16, 24}}},
       {"transposed",
        [](V v) { return matmul(transpose(v[0], 0, 1), transpose(v[1], 0, 1)); },
@@ -173,20 +174,24 @@ TEST_F(CudaReductions, ProductsByTiles) {
     const DType dtype = math == TileMath::bfloat16  ? DType::bfloat16
                         : math == TileMath::float16 ? DType::float16
                                                     : DType::float32;
+    // Matrices of some calls; of a and b a call may have one, or all calls the same.
+    const std::int64_t inner = any({1, 1, 2, 5}), calls = any({1, 1, 3});
     const matmul_tiles::Sizes p{
         any({1, 3, 17, 32, 33, 64, 65, 96, 128, 130}), any({1, 2, 7, 31, 32, 64, 100, 129, 192}),
-        any({1, 5, 6, 30, 31, 32, 33, 64, 100, 257, 500, 777, 778, 2048}), any({1, 1, 2, 5, 6})};
+        any({1, 5, 6, 30, 31, 32, 33, 64, 100, 257, 500, 777, 778, 2048}), inner * calls};
     const std::int64_t k = p.k * of_word;
     const bool ta = !is_half && any({0, 1}) == 1, tb = is_half || any({0, 1}) == 1,
-               one_a = any({0, 0, 1}) == 1, has_bias = any({0, 1}) == 1, relu = has_bias && any({0, 1}) == 1,
-               adds = any({0, 0, 1}) == 1;
+               one_a = any({0, 0, 1}) == 1, same_b = any({0, 0, 1}) == 1, has_bias = any({0, 1}) == 1,
+               relu = has_bias && any({0, 1}) == 1, adds = any({0, 0, 1}) == 1;
     const std::int64_t begin = any({0, 1, 2, 4});  // of memory: results and factors lie anywhere
-    SCOPED_TRACE(concat(dtype, math == TileMath::tf32 ? " as TF32 " : " ", p.batch, " of ", p.m, "x", p.n,
-                        "x", k, ta ? " a'" : "", tb ? " b'" : "", one_a ? " one a" : "",
-                        has_bias ? " bias" : "", relu ? " relu" : "", adds ? " added" : "", " from ", begin));
-    const Tensor a = randn({one_a ? 1 : p.batch, ta ? k : p.m, ta ? p.m : k}).to(dtype),
-                 b = randn({p.batch, tb ? p.n : k, tb ? k : p.n}).to(dtype), bias = randn({p.n}),
-                 held = randn({p.batch, p.m, p.n});
+    SCOPED_TRACE(concat(dtype, math == TileMath::tf32 ? " as TF32 " : " ", calls, " times ", inner, " of ",
+                        p.m, "x", p.n, "x", k, ta ? " a'" : "", tb ? " b'" : "", one_a ? " one a" : "",
+                        same_b ? " same b" : "", has_bias ? " bias" : "", relu ? " relu" : "",
+                        adds ? " added" : "", " from ", begin));
+    // Results of a call are `calls` matrices apart.
+    const Tensor a = randn({calls, one_a ? 1 : inner, ta ? k : p.m, ta ? p.m : k}).to(dtype),
+                 b = randn({same_b ? 1 : calls, inner, tb ? p.n : k, tb ? k : p.n}).to(dtype),
+                 bias = randn({p.n}), held = randn({inner, calls, p.m, p.n});
     const auto on_gpu = [&](const Tensor& x) {
       const std::int64_t first = begin * (x.dtype() == DType::float32 ? 1 : 2);
       const Tensor part =
@@ -196,22 +201,31 @@ TEST_F(CudaReductions, ProductsByTiles) {
     };
     const Tensor ga = on_gpu(a), gb = on_gpu(b), gbias = on_gpu(bias), to = on_gpu(held);
     if (!adds) to.fill_(std::numeric_limits<double>::quiet_NaN());
-    // Of two calls each has half of a batch.
-    const std::int64_t inner = p.batch % 2 == 0 && any({0, 1}) == 1 ? p.batch / 2 : p.batch;
-    const auto steps = [&](std::int64_t step) { return cu::BatchSteps{step, inner * step}; };
-    cu::multiply_tiles(kCuda, {math, p, ta, tb, ga.raw(), gb.raw(), steps(one_a ? 0 : p.m * p.k),
-                               steps(p.n * p.k), has_bias ? gbias.data<float>() : nullptr, adds ? 1.0f : 0.0f,
-                               relu, to.data<float>(), steps(p.m * p.n), inner});
+    const std::int64_t of_a = p.m * p.k, of_b = p.n * p.k, of_to = p.m * p.n;
+    cu::multiply_tiles(kCuda, {.math = math,
+                               .sizes = p,
+                               .transposed_a = ta,
+                               .transposed_b = tb,
+                               .a = ga.raw(),
+                               .b = gb.raw(),
+                               .step_a = {one_a ? 0 : of_a, (one_a ? 1 : inner) * of_a},
+                               .step_b = {of_b, same_b ? 0 : inner * of_b},
+                               .bias = has_bias ? gbias.data<float>() : nullptr,
+                               .beta = adds ? 1.0f : 0.0f,
+                               .relu = relu,
+                               .to = to.data<float>(),
+                               .step_to = {calls * of_to, of_to},
+                               .inner = inner});
     const auto exact = [](const Tensor& x) { return Variable(x.to(DType::float64)); };
     const auto product = [&](const Variable& x, const Variable& y) {
-      return matmul(ta ? transpose(x, 1, 2) : x, tb ? transpose(y, 1, 2) : y);
+      return matmul(ta ? transpose(x, 2, 3) : x, tb ? transpose(y, 2, 3) : y);
     };
     Variable c = product(exact(a), exact(b)), size = product(abs(exact(a)), abs(exact(b))) + 1;
-    if (adds) c = c + exact(held);
+    if (adds) c = c + transpose(exact(held), 0, 1);
     if (has_bias) c = c + exact(bias);
     if (relu) c = tapedeck::relu(c);
-    const auto got = to.to(Device{}).to_vector<double>(), want = c.tensor().to_vector<double>(),
-               scale = size.tensor().to_vector<double>();
+    const auto by_call = [](const Variable& x) { return transpose(x, 0, 1).tensor().to_vector<double>(); };
+    const auto got = to.to(Device{}).to_vector<double>(), want = by_call(c), scale = by_call(size);
     // Of float32 the product of the smaller parts is left out, up to 2^-20 of each product.
     const double most = math == TileMath::float32 ? 1e-6 : math == TileMath::tf32 ? 1e-3 : 1e-5;
     for (std::size_t j = 0; j < want.size(); ++j) ASSERT_NEAR(got[j], want[j], most * scale[j]) << j;

@@ -63,11 +63,18 @@ TEST(MatmulTiles, TakesWhatCublasIsSlowAt) {
   EXPECT_FALSE(takes({1 << 16, 64, 1 << 16, 1}, false, true));
 }
 
+TEST(MatmulTiles, TakesWhatTestsOfMatmulMultiply) {  // CudaReductions.MatrixProducts
+  EXPECT_TRUE(takes({33, 72, 700, 5}, false, false));
+  EXPECT_TRUE(takes({33, 72, 701, 3}, false, false, TileMath::float32, 2));
+  EXPECT_TRUE(takes({33, 72, 704, 5}, false, false));
+}
+
 TEST(MatmulTiles, TakesSomeCallsInOne) {
   const Sizes short_sums{96, 992, 72, 22};
   EXPECT_FALSE(takes(short_sums, false, false));
   EXPECT_TRUE(takes(short_sums, false, false, TileMath::float32, 4));
   EXPECT_FALSE(takes(short_sums, false, false, TileMath::float32, 2)) << "with too few sums for each";
+  EXPECT_FALSE(takes({96, 992, 40, 22}, false, false, TileMath::float32, 16)) << "most of a stage is none";
   EXPECT_FALSE(takes(short_sums, false, false, TileMath::tf32, 4)) << "of which cuBLASLt has Hopper's";
   EXPECT_EQ(tiled(short_sums, false, false, TileMath::float32, 4)->batch, 88);
   EXPECT_FALSE(takes({96, 992, 72, 32768}, false, false, TileMath::float32, 4)) << "more than a grid has";

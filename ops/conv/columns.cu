@@ -28,10 +28,10 @@
 //
 // What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
 // read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as
-// long for all forwards in TF32, products included, and up to 4.4. Where that is found takes most of a
-// thread's time, it serves several lines: 40 x 253 results of 33 channels by kernels of 6 x 1, stride (3,4),
-// went from 14.6 to 9.4 us. Lines of a thread that are all of the same phase of rows: one in five threads
-// then had all the work. Tried without gain: loads of two or four taps at once (0.8 to 1.1 times as fast).
+// long for all forwards in TF32, products included, and up to 4.4. Where finding it takes most of a thread's
+// time, it serves several lines: 40 x 253 results of 33 channels by kernels of 6 x 1, stride (3,4), went from
+// 14.6 to 9.4 us. When all lines of a thread had one phase, one in five threads had all the work. Tried
+// without gain: loads of two or four taps at once (0.8 to 1.1 times as fast).
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <algorithm>

@@ -46,7 +46,8 @@ inline constexpr std::int64_t kMultiprocessors = 132, kBusy = kMultiprocessors *
 using conv_columns::kLineThreads;
 using conv_columns::LineTiles;
 
-/// For a kernel whose blocks have such tiles; arguments as of LineTiles.
+/// For a kernel whose blocks have such tiles, in whole turns on an H200; arguments as of LineTiles and
+/// share().
 template <class... P>
 LineTiles line_tiles(std::int64_t width, std::int64_t lines, std::int64_t columns, std::int64_t period,
                      double setup, void (*kernel)(P...)) {

@@ -17,7 +17,7 @@ namespace tapedeck::conv_columns {
 /// at most kMostBytes of them.
 inline constexpr std::int64_t kBytes = std::int64_t{24} << 20, kMostBytes = std::int64_t{256} << 20;
 inline constexpr std::int64_t kMostImages = 1 << 15;  // of a batch of products
-inline constexpr std::int64_t kMostCalls = 16;        // of matmul(), each of which has a launch
+inline constexpr std::int64_t kMostCalls = 16;        // of cuBLASLt, each of which has a launch
 inline constexpr std::int64_t kMostChannels = 16;     // of x whose gradient is added up behind products
 /// Rows that kernels count in 31 bits, with those that the last block has too much.
 inline constexpr std::int64_t kMostLines = (std::int64_t{1} << 31) - 8192;
@@ -64,7 +64,7 @@ struct Products {
                                         std::clamp<std::int64_t>(g.n, 1, kMostImages))) {}
   /// Of a set.
   std::int64_t rows() const { return to_channels / sets * taps; }
-  /// Calls of matmul() for `images` images: all but one of images, groups and sets are a call each. Channels
+  /// Calls of cuBLASLt for `images` images: all but one of images, groups and sets are a call each. Channels
   /// last have one for all pixels.
   std::int64_t calls(bool last) const {
     return last ? 1 : images * groups * sets / std::max({images, groups, sets});
@@ -99,7 +99,7 @@ struct Gathered {
                                         at_most(g))) {
     if (lies) images = at_most(g);
   }
-  /// Calls of matmul() for `images` images with a weight, which all images share.
+  /// Calls of cuBLASLt for `images` images with a weight, which all images share.
   std::int64_t calls(std::int64_t groups) const { return std::min(images, groups); }
   /// Rows of a group.
   std::int64_t rows(const ConvTranspose2dGeometry& g) const { return g.group_co() * taps; }
@@ -211,9 +211,9 @@ struct LineTiles {
     while (std::gcd(std::int64_t{threads_y}, period) > 1) --threads_y;
     by_tiles = conv_gemm::Divider(tiles);
   }
-  /// Among as many blocks as it takes, of which a device has `at_once`. What serves all lines of a thread
-  /// takes `setup` times half as long as a line. Blocks have a line for each thread, as those that come later
-  /// fill what others leave; or, where that takes long, so many that the device has all in whole turns.
+  /// Among as many blocks as it takes, of which a device has `at_once`. What a thread finds once, for all its
+  /// lines, takes as long as `setup` / 2 lines. Blocks have a line for each thread, as those that come later
+  /// fill what others leave; or, where finding takes long, so many that the device has all in whole turns.
   void share(std::int64_t lines, std::int64_t at_once, double setup) {
     const std::int64_t tiles = by_tiles.divisor;
     const double need = static_cast<double>(lines * tiles) / static_cast<double>(at_once * threads_y),

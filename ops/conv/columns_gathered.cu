@@ -24,8 +24,8 @@
 //
 // What is gathered: a thread has two pixels of x and goes over channels and rows of taps, instead of one
 // column and all rows. Weights' gradients took 1.10 times as long before in bfloat16, of all layers on
-// average, in float32 as long; with four pixels they take 1.02 and 1.01 times as long, with one 1.1. Pixels
-// that are 32 apart instead of a block's threads: slower, up to 1.3 times.
+// average, in float32 as long. With four pixels they take 1.02 and 1.01 times as long, with one 1.14
+// and 1.03. Pixels that are 32 apart instead of a block's threads: slower, up to 1.3 times.
 #include <algorithm>
 
 #include <tapedeck/ops/conv/columns.h>
@@ -163,7 +163,7 @@ bool can_be_gathered(const ConvTranspose2dGeometry& g, DType dtype) {
   if (!is_floating(dtype) || !conv_gemm::fits(g) || g.n == 0) return false;
   const Gathered sizes = sizes_of(g, dtype);
   return sizes.of_image <= conv_columns::kMostBytes / static_cast<std::int64_t>(size_of(dtype)) &&
-         g.n * g.co * g.h.kernel * g.h.in <= conv_columns::kMostLines;
+         g.n * g.co * g.h.kernel <= conv_columns::kMostLines;
 }
 /// The most of f(images) for the numbers of images that are computed at once.
 template <class F>

@@ -261,7 +261,6 @@ void depthwise(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
     if (is_regular(call.plan, 3, 3, 1, 1)) return launch.template operator()<3, 3, 1, 1>();
     launch.template operator()<0, 0, 1, 1>();
   });
-  check_launch("conv: depthwise");
 }
 
 }  // namespace tapedeck::cu

@@ -266,7 +266,6 @@ void depthwise_channels_last(const ConvTranspose2dGeometry& g, bool transposed, 
       launch.template operator()<4, 0, 0, 0>();
     }
   });
-  check_launch("conv: depthwise");
 }
 
 }  // namespace tapedeck::cu

@@ -45,7 +45,8 @@ struct Choice {
 };
 
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
-    kPlanesDoNotPay{ConvAlgorithm::direct, "groups of one channel, small planes or long steps"},
+    kPlanesDoNotPay{ConvAlgorithm::direct,
+                    "groups of one channel, long steps, or planes that are small or few"},
     kThin{ConvAlgorithm::thin, "y has few channels"},
     kThinDirect{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
     kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},
@@ -169,10 +170,11 @@ bool may_take_depthwise(const ConvCall& c, const Offer& offer) {
          (c.layout == Layout::nchw || (g.groups >= 16 && std::max(g.group_ci(), g.group_co()) <= 16));
 }
 
-/// Whether direct kernels are faster for groups of one channel each than planes in shared memory: for
-/// gradients, where steps are so long that a plane is brought for few sums, planes so small that threads are
-/// idle, or too few for all multiprocessors. (An H200, 70 layers in float32 and bfloat16, of those that this
-/// is true of: x's gradient takes 0.48 to 1.15 of the time, the weight's 0.31 to 1.07; of the others direct
+/// Whether direct kernels are faster for groups of one channel each than planes in shared memory, for
+/// gradients: where steps are so long that a plane is brought for few sums, or planes so small that threads
+/// are idle; for x's also where there are too few for all multiprocessors; for the weight's also where many
+/// planes of shorter steps meet few taps. (An H200, 70 layers in float32 and bfloat16, of those that this is
+/// true of: x's gradient takes 0.48 to 1.15 of the time, the weight's 0.31 to 1.07; of the others direct
 /// kernels take 0.88 to 3 and 0.75 to 2.2 times as long.)
 bool prefers_direct(const ConvCall& c, DType dtype, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;

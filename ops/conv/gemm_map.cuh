@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   using T = typename Math::Element;
   constexpr int kElements = kVectorBytes / sizeof(T);
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  await_previous<false>();
+  await_previous<false>();  // map_kernel's blocks would crowd where this one's are not
   if (i >= count) return;
   const auto [group, m, v, kh, kw] = packed_weight(p, i);
   const std::int64_t place = p.packed_vector(kh, kw, v, m, padded_n);

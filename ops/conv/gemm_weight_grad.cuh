@@ -7,8 +7,8 @@
 #pragma once
 
 #include <tapedeck/ops/conv/gemm_choice.h>
-#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu::conv_gemm {
 
@@ -209,37 +209,16 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks)
   K::run(call, reinterpret_cast<char*>(shared), places);
 }
 
-inline constexpr int kSumOfParts = 256;
-
-/// w = the sum of the parts. kSlices threads share the parts of a result, so that many loads are under way;
-/// their sums are added in a fixed order.
-template <class T, class Result, int kSlices>
-__global__ void __launch_bounds__(kSumOfParts)
-    sum_parts_kernel(const __grid_constant__ WeightGradArguments call, int splits, std::int64_t count, T* w) {
-  constexpr int kLanes = kSumOfParts / kSlices;
-  __shared__ Result sums[kSlices][kLanes];
-  const int lane = threadIdx.x % kLanes, slice = threadIdx.x / kLanes;
-  const std::int64_t i = std::int64_t{blockIdx.x} * kLanes + lane;
-  await_previous<false>();
-  Result sum = 0;
-  if (i < count) {
-    const Result* const parts = static_cast<const Result*>(call.parts) + i;
-#pragma unroll 8
-    for (int s = slice; s < splits; s += kSlices) sum += parts[s * count];
+/// Where elements of sums are in w: their columns may be by taps, then channels.
+struct GradPlaces {
+  __device__ std::int64_t of(std::int64_t i) const {
+    if (are_by_channels) return i;
+    const std::int64_t row = i / columns, column = i - row * columns, tap = column / channels;
+    return row * columns + (column - tap * channels) * taps + tap;
   }
-  if constexpr (kSlices > 1) {
-    sums[slice][lane] = sum;
-    __syncthreads();
-    if (slice > 0) return;
-#pragma unroll
-    for (int k = 1; k < kSlices; ++k) sum += sums[k][lane];
-  }
-  if (i >= count) return;
-  const std::int64_t channel = i / call.columns;
-  const int n = static_cast<int>(i - channel * call.columns);
-  const Column c = column_of(call, n);
-  w[channel * call.columns + c.channel * call.taps + c.kh * call.kernel_w + c.kw] = convert<T>(sum);
-}
+  std::int64_t columns, channels, taps;
+  bool are_by_channels;
+};
 
 template <class Math, class K>
 void launch_weight_grad(WeightGradArguments& call, const PixelSplits& share, const Tensor& w) {
@@ -256,12 +235,7 @@ void launch_weight_grad(WeightGradArguments& call, const PixelSplits& share, con
       <<<dim3(grid_size("conv", tiles), static_cast<unsigned>(splits), static_cast<unsigned>(call.groups)),
          K::kThreads, K::kSharedBytes, stream_of(w.device())>>>(call);
   check_launch("conv: weight gradient");
-  const auto sum = [&]<int kSlices>() {
-    launch_kernel("conv: sum of parts", w.device(), sum_parts_kernel<T, Result, kSlices>,
-                  grid_size("conv", ceil_div(w.count(), kSumOfParts / kSlices)), kSumOfParts, call, splits,
-                  w.count(), static_cast<T*>(w.raw()));
-  };
-  w.count() < 1 << 17 ? sum.template operator()<8>() : sum.template operator()<1>();
+  add_parts<T>(parts.data(), splits, w, GradPlaces{call.columns, call.co, call.taps, call.lanes_are_pixels});
 }
 
 template <class Math>

@@ -248,14 +248,16 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   const double gathered = z.lies ? 0 : static_cast<double>(z.of_image) * static_cast<double>(c.g.n);
   const bool are_whole = z.padded.line * bytes % 16 == 0 && sums * bytes % 16 == 0;
   Terms terms{1};  // those of other products of the pass come first
-  const double calls = parts * static_cast<double>(z.calls(c.g.groups));
-  if (!add_tiles(conv_columns::input_product(c.g, z), c.operands, calls, terms)) {
+  const conv_columns::Product product = conv_columns::input_product(c.g, z);
+  double launches = parts;
+  if (!add_tiles(product, c.operands, parts, terms)) {
+    launches *= static_cast<double>(product.calls);
     terms[are_whole ? 10 : 11] = t.products;
     terms[12] = are_whole ? t.split_turns() : t.turns * t.depth;
   }
   terms[13] = moved(gathered, bytes), terms[14] = gathered / 1e6;
   terms[15] = images_moved(c, false), terms[16] = images_moved(c, true);
-  terms[17] = calls;
+  terms[17] = launches;
   if (z.padded.line != z.pixels) terms[22] = images_moved(c, true);
   return terms;
 }
@@ -278,23 +280,27 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const double products = whole(z.padded.rows) * pixels * static_cast<double>(z.sets * c.g.groups) *
                           static_cast<double>(p.from_channels + 15) / 2.5e7;
   const auto parts = static_cast<double>(count(c.g.n, z.images));
-  const double in = images_moved(c, transposed), calls = parts * static_cast<double>(z.calls(last));
+  const double in = images_moved(c, transposed);
   Terms terms{1,
               0,
               moved(static_cast<double>(z.of_image) * images, bytes),
               c.g.flops() / p.from_channels / 2e6,
               in,
               images_moved(c, !transposed),
-              convolved ? 0 : calls,
+              0,
               convolved ? products : 0,
               convolved ? parts : 0,
               convolved ? in : 0,
               in_short_rows(c, images_moved(c, !transposed))};
-  if (!convolved &&
-      !add_tiles(conv_columns::product_of_taps(c.g, transposed, z, last), c.operands, calls, terms)) {
-    terms[1] = products;
+  if (!convolved) {
+    const conv_columns::Product product = conv_columns::product_of_taps(c.g, transposed, z, last);
+    const auto calls = static_cast<double>(z.calls(last));
+    const double launches = parts * calls / static_cast<double>(product.calls);
+    const bool tiled = add_tiles(product, c.operands, launches, terms);
+    terms[6] = tiled ? launches : parts * calls;
     const auto are_whole = [&](std::int64_t size) { return size * c.operands.element_bytes % 16 == 0; };
-    if (c.operands.parts == 1 &&
+    if (!tiled) terms[1] = products;
+    if (!tiled && c.operands.parts == 1 &&
         !(are_whole(z.padded.rows) &&
           (last ? are_whole(p.from_channels) && are_whole(z.images * z.pixels) : are_whole(z.padded.line))))
       terms[7] = products;
