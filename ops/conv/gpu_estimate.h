@@ -113,6 +113,9 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
   // The farther apart, the more sectors are written in parts.
   t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
+  // Copies of planes that begin anywhere read word by word.
+  const std::int64_t plane = transposed ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
+  if (c.layout == Layout::nchw && plane * c.operands.element_bytes % 16 != 0) t[16] = t[9] + t[11];
   // What taps read of a pixel's channels, at least a sector where neighbours are a stride apart.
   if (way.kind == conv_gemm::MapKind::windows && !transposed) {
     const std::int64_t bytes = count(p.from_channels * c.operands.element_bytes, 16) * 16,
@@ -344,7 +347,7 @@ inline Terms of_columns_weight_grad(const ConvCall& c) {
   if (z.padded.line != z.pixels) terms[22] = images_moved(c, true);
   if (add_tiles(conv_columns::weight_product(c.g, z), c.operands, parts, terms)) return terms;
   terms[1] = t.products, terms[8] = t.split_turns(), terms[11] = t.turns * t.depth;
-  if (!are_whole) terms[9] = t.products, terms[10] = t.turns * t.depth;
+  if (!are_whole) terms[9] = t.products, terms[10] = t.turns * t.depth, terms[12] = parts;
   return terms;
 }
 
