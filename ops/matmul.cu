@@ -232,7 +232,7 @@ struct Products {
             relu};
   }
   std::int64_t count() const { return each.batch == 0 ? 0 : loop.count() / each.batch; }
-  /// Of how many in a row each begins as far from the one before: all if they are of one dimension.
+  /// How many in a row begin equally far apart: all, if they are of one dimension.
   std::int64_t even() const { return loop.rank <= 2 ? count() : 1; }
   /// The sizes of so many, if they are computed by tiles.
   std::optional<matmul_tiles::Sizes> tiled(const Types& types) const {

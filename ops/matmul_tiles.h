@@ -91,7 +91,8 @@ inline bool are_odd(const Sizes& p, bool transposed_a, bool transposed_b) {
 /// products. At other precisions cuBLASLt has Hopper's, but does not share a batch's products along k.
 /// `calls`: of cuBLASLt, each for such a batch, which tiles have in one: at float32's accuracy that pays from
 /// shorter sums on. (4 of 22 products of 96 x 992, 72 of k: 63 to 46 us; 4 of 31 of 17 x 100, 495: a layer
-/// from 393 to 132; 2 of 8 of 128 x 3100, 72: from 47 to 56.)
+/// from 393 to 132; 2 of 8 of 128 x 3100, 72: from 47 to 56. Larger ones were not timed.) Not of so short
+/// sums that most of a stage is none.
 inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool transposed_b, TileMath math,
                                   std::int64_t calls = 1) {
   constexpr std::int64_t kLeastOfCall = 48, kLeastOfCalls = 192, kMostOfGrid = 65535,

@@ -60,7 +60,6 @@ TEST(ConvColumns, ResultsReadWhatTheirTapsReach) {
   EXPECT_GT(none, 1000);
 }
 
-}  // namespace
 // Each column of each line has one thread, of which a row has lines of all kinds.
 TEST(ConvColumns, LinesAreShared) {
   std::mt19937_64 engine(std::random_device{}());
@@ -106,4 +105,5 @@ TEST(ConvColumns, BlocksComeInWholeTurns) {
   EXPECT_EQ(blocks(792 * 64, 6), 792 * 4);
 }
 
+}  // namespace
 }  // namespace tapedeck::test

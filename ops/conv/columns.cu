@@ -20,11 +20,11 @@
 // convolution by kernels of 1x1, to as many channels as there are taps of channels, whose products are
 // Hopper's (wgmma.cuh).
 //
-// On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest in every third forward in
-// float32 and every fourth in bfloat16, and in half and every third of the input gradients that are not of
-// gathered pixels: x [16,96,128,128] to one channel by kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08,
-// wgmma 1.05); [64,256,64,1] to 68 by 9x8, 4 groups: 0.17 (0.44). A convolution in place of cuBLASLt's
-// products, where it is taken: 0.40 to 1.18 of the time.
+// On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest in every third forward, and
+// in half (bfloat16: every third) of the input gradients that are not of gathered pixels: x [16,96,128,128]
+// to one channel by kernels of 8x8, stride (1,2): 0.15 ms (direct 1.08, wgmma 1.05); [64,256,64,1] to 68 by
+// 9x8, 4 groups: 0.17 (0.44). A convolution in place of cuBLASLt's products, where it is taken: 0.40 to 1.18
+// of the time.
 //
 // What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
 // read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as

@@ -40,14 +40,15 @@ inline DType type_of_products(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-/// Threads that keep all multiprocessors busy come before few instructions.
-inline constexpr std::int64_t kMultiprocessors = 132, kBusy = kMultiprocessors * 2048;
+inline constexpr std::int64_t kMultiprocessors = 132;  // of an H200
+/// Threads that keep all of them busy come before few instructions.
+inline constexpr std::int64_t kBusy = kMultiprocessors * 2048;
 
 using conv_columns::kLineThreads;
 using conv_columns::LineTiles;
 
-/// For a kernel whose blocks have such tiles, in whole turns on an H200; arguments as of LineTiles and
-/// share().
+/// For a kernel of the current device whose blocks have such tiles, in whole turns on an H200; arguments as
+/// of LineTiles and share().
 template <class... P>
 LineTiles line_tiles(std::int64_t width, std::int64_t lines, std::int64_t columns, std::int64_t period,
                      double setup, void (*kernel)(P...)) {

@@ -121,7 +121,7 @@ struct Gathered {
 struct Product {
   matmul_tiles::Sizes sizes;  // of a call of cuBLASLt
   bool transposed_a, transposed_b;
-  std::int64_t calls = 1;
+  std::int64_t calls = 1;  // which tiles have in one launch
   /// If they are tiles' (matmul_tiles.h), their sizes; factors as of conv_gemm::Factors.
   std::optional<matmul_tiles::Sizes> tiled(int element_bytes, int parts) const {
     using matmul_tiles::TileMath;
@@ -140,7 +140,7 @@ inline Product product_of_taps(const ConvTranspose2dGeometry& g, bool transposed
   return {{z.padded.rows, z.padded.line, from_channels, std::max({z.images, z.groups, z.sets})},
           true,
           false,
-          std::min({z.images, z.groups, z.sets}) > 1 ? 1 : z.calls(false)};
+          std::min({z.images, z.groups, z.sets}) > 1 ? 1 : z.calls(false)};  // of two dimensions, not three
 }
 inline Product input_product(const ConvTranspose2dGeometry& g, const Gathered& z) {
   return {{g.group_ci(), z.padded.line, z.padded.rows, std::max(z.images, g.groups)},
@@ -170,7 +170,8 @@ inline bool gathers(const ConvTranspose2dGeometry& g, Layout y, int element_byte
 /// float32's accuracy (`parts` of 3), where they would take long by other matrix products, without tensor
 /// cores, of which each call adds to that. Not for few channels or pixels, for which its tiles are too large;
 /// nor for groups in sets, of which the weights would be in another order. (Of 354 random layers on an H200
-/// what is chosen takes 1.011 times as long as the faster one, and either alone 1.09 and 1.15 times.)
+/// what is chosen takes 1.011 times as long as the faster one, and either alone 1.09 and 1.15 times: timed
+/// before tiles had several calls in one launch.)
 inline bool is_convolved(const ConvTranspose2dGeometry& g, bool transposed, Layout from, int parts) {
   if (parts != 3 || from != Layout::nchw || (!transposed && gathers(g, from, sizeof(float), parts)))
     return false;

@@ -12,9 +12,10 @@
 // is made of some images at a time, which stay in the cache.
 //
 // On an H200, of 360 random layers (bench/fit_conv_estimates.py) the fastest of weights' gradients in every
-// tenth in float32, every sixth in TF32 and every fifth in bfloat16: [64,512,56,13] by one channel of 3x2,
-// stride (3,4): 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients in every seventh,
-// fifth and fourth: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16 0.07 (0.18).
+// eleventh in float32, every fifth in TF32 and every fourth in bfloat16: [64,512,56,13] by one channel of
+// 3x2, stride (3,4): 0.05, 0.04 and 0.03 ms (others 0.15, 0.10, 0.06); of inputs' gradients (with those of
+// columns.cu) in every sixth, fifth and third: [128,192,64,31] of 2 channels in 2 groups of 8x3 in bfloat16
+// 0.07 (0.18).
 //
 // Where rows of matrices are no whole vectors, cuBLASLt's products in bfloat16 take 1.7 to 6 times as long,
 // of odd sizes up to 14 (512 x 900, 3584 of k: 54 us, 904 columns 11). So z has room behind its rows and
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kLineThreads)
     for (int p = 0; p < kPixels; ++p) {
       const int row = rows[p] + kh * h.dilation;
       is_inside[p] = static_cast<unsigned>(row) < static_cast<unsigned>(h.out);
-      at[p] = row * w.out + columns[p];
+      at[p] = is_inside[p] ? row * w.out + columns[p] : 0;
     }
 #pragma unroll(4 / kPixels)
     for (int kw = 0, shift = 0; kw < w.kernel; ++kw, shift += w.dilation, to += call.z_line) {

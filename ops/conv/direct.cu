@@ -162,8 +162,7 @@ void launch(DirectArguments& call, const Tensor& to) {
   const std::int64_t blocks =
       static_cast<std::int64_t>(p.h.count) * call.tiles_w * call.tiles_h * call.tiles_c * p.groups * p.n;
   launch_kernel_with_shared("conv: direct", to.device(), direct_kernel<T, kChannels>,
-                            grid_size("conv", blocks), kBlock, static_cast<int>(call.chunk * channel_bytes),
-                            call);
+                            grid_size("conv", blocks), kBlock, call.chunk * channel_bytes, call);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct Choice {
 
 constexpr Choice kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channel"},
     kPlanesDoNotPay{ConvAlgorithm::direct,
-                    "groups of one channel, long steps, or planes that are small or few"},
+                    "groups of one channel whose planes do not pay: small, few, long steps or few taps"},
     kThin{ConvAlgorithm::thin, "y has few channels"},
     kThinDirect{ConvAlgorithm::direct, "few channels of y, and a size that has a kernel of its own"},
     kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},

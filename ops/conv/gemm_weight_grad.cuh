@@ -2,7 +2,7 @@
 //
 //   gw[ci, column] = sum over k of x[ci, k] * y[column's channel, k moved by column's tap]
 // k: the pixels of all images of x; those that a tap takes outside y count as zero. Blocks share the sum:
-// each of `splits` has a range of k and writes its part, and a second kernel adds the parts in their order.
+// each of `splits` has a range of k and writes its part, and a second kernel adds the parts in a fixed order.
 // The number of splits depends on the sizes only, so that the result does, too.
 #pragma once
 

@@ -113,9 +113,6 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
   t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
   // The farther apart, the more sectors are written in parts.
   t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
-  // Copies of planes that begin anywhere read word by word.
-  const std::int64_t plane = transposed ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
-  if (c.layout == Layout::nchw && plane * c.operands.element_bytes % 16 != 0) t[16] = t[9] + t[11];
   // What taps read of a pixel's channels, at least a sector where neighbours are a stride apart.
   if (way.kind == conv_gemm::MapKind::windows && !transposed) {
     const std::int64_t bytes = count(p.from_channels * c.operands.element_bytes, 16) * 16,
@@ -124,6 +121,7 @@ inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
         static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups * c.g.h.kernel * c.g.w.kernel * of_tap) /
         1e9;
   }
+  if (has_odd_planes(c, transposed)) t[16] = t[9] + t[11];
   return t;
 }
 
@@ -223,20 +221,20 @@ struct SmallTiles {
   double depth, products, turns;
 };
 
-/// Products by tiles, if they are, `calls` times: their steps of k on a multiprocessor, those with lines that
-/// begin at odd words, those of one block, and the sums of splits.
-inline bool add_tiles(const conv_columns::Product& product, const Factors& operands, double calls,
+/// Products by tiles, if they are, in so many launches: their steps of k on a multiprocessor, those with
+/// lines that begin at odd words, those of one block, and the sums of splits.
+inline bool add_tiles(const conv_columns::Product& product, const Factors& operands, double launches,
                       Terms& terms) {
   const auto p = product.tiled(operands.element_bytes, operands.parts);
   if (!p) return false;
   const matmul_tiles::Plan plan(*p);
   const auto depth = static_cast<double>(plan.split_depth / matmul_tiles::kDepth),
              splits = static_cast<double>(plan.splits);
-  const double steps = calls * depth * splits * static_cast<double>(plan.blocks(p->batch)) / 132;
+  const double steps = launches * depth * splits * static_cast<double>(plan.blocks(p->batch)) / 132;
   terms[18] = steps;
   terms[19] = matmul_tiles::are_odd(*p, product.transposed_a, product.transposed_b) ? steps : 0;
-  terms[20] = calls * depth;
-  if (plan.splits > 1) terms[21] = moved(calls * splits * static_cast<double>(p->m * p->n * p->batch), 4);
+  terms[20] = launches * depth;
+  if (plan.splits > 1) terms[21] = moved(launches * splits * static_cast<double>(p->m * p->n * p->batch), 4);
   return true;
 }
 
@@ -265,9 +263,9 @@ inline Terms of_gathered_columns(const ConvCall& c) {
   return terms;
 }
 
-/// Products with all taps, in tiles of 64, their sums, and calls of matmul(), of which tensor cores are slow
-/// at rows that are no whole vectors (7; 22: copies to lines that are); or, at float32's accuracy alone, of
-/// convolutions, which copy what they read (7 to 9). 18 to 21: add_tiles().
+/// Products with all taps, in tiles of 64, their sums, and launches of products, of which tensor cores are
+/// slow at rows that are no whole vectors (7; 22: copies to lines that are); or, at float32's accuracy alone,
+/// of convolutions, which copy what they read (7 to 9). 18 to 21: add_tiles().
 inline Terms of_columns(const ConvCall& c, const Plan& p) {
   if (!p.is_transposed && conv_columns::gathers(c.g, c.layout, c.operands.element_bytes, c.operands.parts))
     return of_gathered_columns(c);
@@ -275,7 +273,7 @@ inline Terms of_columns(const ConvCall& c, const Plan& p) {
   const int bytes = std::max(4, c.operands.element_bytes);
   const conv_columns::Products z(
       c.g, transposed, bytes,
-      !last ? conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts) : 1);
+      last ? 1 : conv_columns::multiple_of(c.operands.element_bytes, c.operands.parts));
   const auto whole = [](std::int64_t size) { return static_cast<double>(count(size, 64) * 64); };
   const auto images = static_cast<double>(c.g.n);
   const bool convolved = conv_columns::is_convolved(c.g, transposed, c.layout, c.operands.parts);
@@ -330,8 +328,8 @@ inline Terms of_tensor_weight_grad(const ConvCall& c) {
           weight_moved(c) * (share.splits + 1)};
 }
 
-/// Products with pixels that are gathered for all taps, whose rows begin anywhere or at whole vectors; parts
-/// of sums are written and added.
+/// Products with pixels that are gathered for all taps, whose rows begin anywhere (9, 10; 12: their launches)
+/// or at whole vectors; parts of sums are written and added.
 inline Terms of_columns_weight_grad(const ConvCall& c) {
   const int bytes = c.operands.element_bytes;
   const conv_columns::Gathered z(c.g, bytes, conv_columns::multiple_of(bytes, c.operands.parts));

@@ -94,6 +94,12 @@ inline double channels_copied(const ConvCall& c, bool x, int bytes, int parts = 
                    moved(of * static_cast<double>(padded) / static_cast<double>(of_group), parts * bytes);
   return (all ? 1 : reached(c.g.h)) * (read + written);
 }
+/// Whether images of x or y have planes that are no whole vectors, of which such copies may read fewer
+/// elements at once.
+inline bool has_odd_planes(const ConvCall& c, bool x) {
+  const std::int64_t plane = x ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
+  return c.layout == Layout::nchw && plane * c.operands.element_bytes % 16 != 0;
+}
 inline double weight_moved(const ConvCall& c) {
   return moved(static_cast<double>(c.g.weight_shape().count()), c.operands.element_bytes);
 }

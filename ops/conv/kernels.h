@@ -35,15 +35,15 @@
 //   strip        little work a byte: rows in shared memory, products on tensor cores, whole rows are written
 //                (strip_plan.h); channels last multiples of 8 channels a group; not float64.
 //   direct       few channels or little work a byte: sums in registers (direct.cu, direct_plain.cu,
-//                direct_weight_grad.cu).
+//                direct_weight_grad.cu); gradients of groups of one channel whose planes do not pay.
 //   thin         one group, y has 1 to 4 channels, x 16 and more, in whole vectors or some rows of nchw that
 //                are none, and products with all taps are few: tensor cores make them, x is read or written
 //                once (thin_products.cu). On Hopper.
 //   columns      few channels on one side: matrix products with all taps by matmul(), which are added up then
 //                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
 //                (columns_gathered.cu).
-// What matrix products of little work, depthwise kernels of groups of one channel, and direct ones of some
-// thin layers (thin.cu), or thin ones beside these, are made for, they compute. Else the times of wgmma,
+// What matrix products of little work, depthwise or direct kernels of groups of one channel, and those of
+// some thin layers (thin.cu), or thin ones beside these, are made for, they compute. Else the times of wgmma,
 // tensor, strip, direct, depthwise, columns and thin are estimated (gpu_estimate.h); float64 takes direct or
 // simt. Some layers take what was the fastest when they were measured (shipped_choices.h), and if wanted,
 // what can compute a call is measured instead (autotune.h).

@@ -36,12 +36,6 @@ RowGradPlan rows_of(const ConvTranspose2dGeometry& g, const Factors& f) {
                                                              : row_grad_plan(g, f.are_float());
 }
 
-/// Whether images' planes begin anywhere, so that copies of them read word by word.
-bool are_odd(const ConvCall& c, bool x) {
-  const std::int64_t plane = x ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
-  return c.layout == Layout::nchw && plane * c.operands.element_bytes % 16 != 0;
-}
-
 Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
   const auto copied = [&](bool x) {
     const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
@@ -59,7 +53,7 @@ Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
           weight_moved(c) * p.splits() / p.cluster(),
           weight_moved(c),
           tiles * p.stage_bytes() / 1e5,
-          (are_odd(c, true) ? copied(true) : 0) + (are_odd(c, false) ? copied(false) : 0)};
+          (has_odd_planes(c, true) ? copied(true) : 0) + (has_odd_planes(c, false) ? copied(false) : 0)};
 }
 
 Terms of_rows(const ConvCall& c, const RowGradPlan& p) {
@@ -115,7 +109,7 @@ Terms of_windows_weight_grad(const ConvCall& c) {
   t[6] = channels_copied(c, false, c.operands.element_bytes);
   t[7] = weight_moved(c) * share.splits;
   t[8] = weight_moved(c);
-  if (are_odd(c, false)) t[9] = t[6];
+  if (has_odd_planes(c, false)) t[9] = t[6];
   return t;
 }
 
