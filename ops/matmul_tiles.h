@@ -90,7 +90,7 @@ inline bool are_odd(const Sizes& p, bool transposed_a, bool transposed_b) {
 /// are as fast from some k on; where lines begin at odd words, only where few blocks would share a batch's
 /// products. At other precisions cuBLASLt has Hopper's, but does not share a batch's products along k.
 /// `calls`: of cuBLASLt, each for such a batch, which tiles have in one: at float32's accuracy that pays from
-/// shorter sums on. (4 of 22 products of 96 x 992, 72 of k: 63 to 46 us; 4 of 31 of 17 x 100, 495: a layer
+/// shorter sums on. (4 of 22 products of 96 x 992, 72 of k: 64 to 53 us; 4 of 31 of 17 x 100, 495: a layer
 /// from 393 to 132; 2 of 8 of 128 x 3100, 72: from 47 to 56. Larger ones were not timed.) Not of so short
 /// sums that most of a stage is none.
 inline std::optional<Sizes> tiled(const Sizes& elements, bool transposed_a, bool transposed_b, TileMath math,

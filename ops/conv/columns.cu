@@ -29,9 +29,8 @@
 // What mattered in the sums: threads with four columns of several rows find what to add once, and taps that
 // read nothing are left out by arithmetic. A result a thread, with a check for each tap, took 1.5 times as
 // long for all forwards in TF32, products included, and up to 4.4. Where finding it takes most of a thread's
-// time, it serves several lines: 40 x 253 results of 33 channels by kernels of 6 x 1, stride (3,4), went from
-// 14.6 to 9.4 us. When all lines of a thread had one phase, one in five threads had all the work. Tried
-// without gain: loads of two or four taps at once (0.8 to 1.1 times as fast).
+// time, it serves several lines, of all phases: forward to 40 x 253 results of 33 channels by kernels of 6 x
+// 1, stride (3,4), with its products, went from 20.2 to 15.1 us in float32.
 #include <tapedeck/ops/conv/columns.cuh>
 
 #include <algorithm>
@@ -308,7 +307,7 @@ void columns(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& fr
       };
       const auto kernel =
           columns == 1 ? kernel_of.template operator()<1>() : kernel_of.template operator()<kMostColumns>();
-      call.tiles = line_tiles(call.to_w, lines, columns, plan.h.count, few_taps ? 6 : 1, kernel);
+      call.tiles = line_tiles(to.device(), call.to_w, lines, columns, plan.h.count, few_taps ? 6 : 1, kernel);
       launch_kernel("conv: sums of taps", to.device(), kernel, grid_size("conv", call.tiles.blocks),
                     dim3(call.tiles.threads_x, call.tiles.threads_y), call);
     });

@@ -40,24 +40,23 @@ inline DType type_of_products(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-inline constexpr std::int64_t kMultiprocessors = 132;  // of an H200
-/// Threads that keep all of them busy come before few instructions.
-inline constexpr std::int64_t kBusy = kMultiprocessors * 2048;
+/// Threads that keep all multiprocessors of an H200 busy come before few instructions.
+inline constexpr std::int64_t kBusy = 132 * 2048;
 
 using conv_columns::kLineThreads;
 using conv_columns::LineTiles;
 
-/// For a kernel of the current device whose blocks have such tiles, in whole turns on an H200; arguments as
-/// of LineTiles and share().
+/// For a kernel of the device, the current one, whose blocks have such tiles; arguments as of LineTiles and
+/// share().
 template <class... P>
-LineTiles line_tiles(std::int64_t width, std::int64_t lines, std::int64_t columns, std::int64_t period,
-                     double setup, void (*kernel)(P...)) {
+LineTiles line_tiles(Device device, std::int64_t width, std::int64_t lines, std::int64_t columns,
+                     std::int64_t period, double setup, void (*kernel)(P...)) {
   LineTiles tiles(width, columns, period);
   int resident = 0;  // blocks of a multiprocessor
   check_cuda(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, tiles.threads_x * tiles.threads_y, 0),
       "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  tiles.share(lines, kMultiprocessors * std::max(1, resident), setup);
+  tiles.share(lines, std::int64_t{multiprocessors(device)} * std::max(1, resident), setup);
   return tiles;
 }
 

@@ -175,7 +175,7 @@ bool may_take_depthwise(const ConvCall& c, const Offer& offer) {
 /// are idle; for x's also where there are too few for all multiprocessors; for the weight's also where many
 /// planes of shorter steps meet few taps. (An H200, 70 layers in float32 and bfloat16, of those that this is
 /// true of: x's gradient takes 0.48 to 1.15 of the time, the weight's 0.31 to 1.07; of the others direct
-/// kernels take 0.88 to 3 and 0.75 to 2.2 times as long.)
+/// kernels take 0.93 to 3 and 0.75 to 2.2 times as long.)
 bool prefers_direct(const ConvCall& c, DType dtype, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   if (c.pass == ConvPass::forward || c.layout == Layout::nhwc || dtype == DType::float64 || !offer.direct ||
