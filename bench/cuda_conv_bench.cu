@@ -1,17 +1,19 @@
 // GPU time of conv_transpose2d, its input gradient and its weight gradient, by replays of a CUDA graph.
 //
-//   cuda_conv_bench [--list | --terms | --twice] [--tune] [--shapes a,b] [--sets FILE]
+//   cuda_conv_bench [--list | --terms | --twice | --candidates] [--tune] [--shapes a,b] [--sets FILE]
 //                   [--modes fp32,tf32,bf16,fp16,fp32_cl,tf32_cl,bf16_cl,fp16_cl]
 //                   [--passes fwd,dx,dw] [--kernel BEGIN]
 //
 // --list prints the shapes themselves instead, a line of JSON each; --terms what the estimates of all
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --twice calls each of the
-// three twice, for a profiler: kernels of the second call are those of replays. --sets takes
-// shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they are many,
-// and timed briefly, or once if that takes long. --passes and --kernel leave out, with no time and no name,
-// other passes, and those whose kernel, as explain() tells it before anything is tuned, has a name that does
-// not begin so. A line of JSON for each shape and mode, with the names that PyTorch's measurements have: _cl
-// is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
+// three twice, for a profiler: kernels of the second call are those of replays. --candidates times, briefly,
+// all that the autotuner would try (--kernel leaves none out), the estimated choice first, a line of JSON
+// each.
+// --sets takes shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they
+// are many, and timed briefly, or once if that takes long. --passes and --kernel leave out, with no time and
+// no name, other passes, and those whose kernel, as explain() tells it before anything is tuned, has a name
+// that does not begin so. A line of JSON for each shape and mode, with the names that PyTorch's measurements
+// have: _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
 // TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
 // (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
 // library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
@@ -34,6 +36,7 @@
 #include <tapedeck/ops/conv/autotune.h>
 #include <tapedeck/ops/conv/gpu_estimate.h>
 #include <tapedeck/core/cuda.cuh>
+#include <tapedeck/ops/conv/autotune.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 
 #include "conv_shapes.h"
@@ -166,6 +169,33 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort, cons
   std::fflush(stdout);
 }
 
+void time_candidates(const ConvShape& c, const std::string& mode, const Wanted& wanted) {
+  using conv_estimate::ConvPass;
+  const TensorOptions options = options_of(mode);
+  const Tensor x = randn(c.x(), options), w = randn(c.weight(), options);
+  const auto g = conv_transpose2d_geometry(x, w, {}, c.options);
+  const Tensor y = randn(g.y_shape(), options), to_x = Tensor::empty_like(x), to_y = Tensor::empty_like(y),
+               to_w = Tensor::empty_like(w);
+  const auto time = [&](const char* name, ConvPass pass, const auto& f) {
+    if (!lists(wanted.passes, name)) return;
+    for (const ConvCandidate& candidate : cu::conv_candidates(g, pass, x, y)) {
+      const ConvAlgorithmScope forced(candidate);
+      std::string result;
+      try {
+        result = concat("\"us\": ", milliseconds(kBrief, f) * 1e3);
+      } catch (const Error& error) {
+        result = concat("\"error\": \"", error.what(), "\"");
+      }
+      std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"op\": \"%s\", \"candidate\": \"%s\", %s}\n",
+                  c.name.c_str(), mode.c_str(), name, to_string(candidate).c_str(), result.c_str());
+      std::fflush(stdout);
+    }
+  };
+  time("fwd", ConvPass::forward, [&] { cu::conv_transpose2d(g, x, w, {}, to_y, 1); });
+  time("dx", ConvPass::input_gradient, [&] { cu::conv2d(g, y, w, {}, to_x, 1); });
+  time("dw", ConvPass::weight_gradient, [&] { cu::conv_transpose2d_weight_grad(g, x, y, to_w); });
+}
+
 void print_terms(const ConvShape& c, const std::string& mode) {
   using namespace conv_estimate;
   const TensorOptions options = options_of(mode);
@@ -226,12 +256,13 @@ void list(const ConvShape& c) {
 int main(int argc, char** argv) {
   std::string shapes, sets, modes = "fp32,tf32,bf16,fp32_cl,tf32_cl,bf16_cl";
   Wanted wanted;
-  bool only_list = false, only_terms = false, twice = false;
+  bool only_list = false, only_terms = false, twice = false, candidates = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     only_list |= flag == "--list";
     only_terms |= flag == "--terms";
     twice |= flag == "--twice";
+    candidates |= flag == "--candidates";
     if (flag == "--tune") {
       const char* const file = std::getenv("TAPEDECK_CONV_AUTOTUNE");
       set_conv_autotune(ConvAutotuneOptions{.file = file ? file : "", .budget_seconds = 3600});
@@ -268,7 +299,11 @@ int main(int argc, char** argv) {
         continue;
       }
       try {
-        run(c, mode, twice ? kTwice : sets.empty() ? kThorough : kBrief, wanted);
+        if (candidates) {
+          time_candidates(c, mode, wanted);
+        } else {
+          run(c, mode, twice ? kTwice : sets.empty() ? kThorough : kBrief, wanted);
+        }
       } catch (const Error& error) {
         std::printf("{\"shape\": \"%s\", \"mode\": \"%s\", \"error\": \"%s\"}\n", c.name.c_str(), mode,
                     error.what());

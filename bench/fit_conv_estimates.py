@@ -8,7 +8,7 @@
 conv_shapes.h by algorithms, all or those named (direct kernels take seconds for some layers, which are left out), some
 seconds to three minutes each, into a file for each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of
 the passes that the algorithm computes. Those whose kernels did not change keep theirs, and so do passes that are not
-among --passes. (Of the 100 the files have times of thin products and columns.)
+among --passes. (Of the 100 the files have times of thin products, columns, tensor, wgmma and boxes.)
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes
 ops/conv/gpu_estimate_factors.h. Needs SciPy.

@@ -79,13 +79,13 @@ Box gathered(const BoxPlan& p, const GatheredPieces& pieces, const BoxTile& tile
     for (int part = 0; part < pieces.apart; ++part)
       for (int piece_of_line = 0; piece_of_line < pieces.each; ++piece_of_line) {
         const int y =
-            outside ? p.from_h : (first_row + h.origin + line % tile.box_rows) * p.h.step + h.remainder;
+            outside ? p.from_h : (first_row + h.origin + line / tile.images) * p.h.step + h.remainder;
         const int column = pieces.flat ? pieces.flat_column(part, y, p.from_h, first_of_box) : first_of_box,
                   of_box = piece_of_line * pieces.pixels - pieces.before(column),
                   first_vector = part * pieces.vectors;
         const auto row = static_cast<unsigned>(line * tile.pitch * kPixelBytes);
         const auto slot =
-            piece<kValueBytes>(pieces, of, image + line / tile.box_rows, p.n, group, group_channels,
+            piece<kValueBytes>(pieces, of, image + line % tile.images, p.n, group, group_channels,
                                std::int64_t{at.chunk} * kVectors * kGatheredElements / pieces.apart, y,
                                std::int64_t{column} + of_box);
         for (int q = 0; q * Lane::kPixels < pieces.pixels; q += at_once / Lane::kPixels)
@@ -171,7 +171,7 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
                   if (image + a < p.n && q_h >= 0 && q_w >= 0 && h < of.h && w < of.w &&
                       channel < p.from_channels)
                     expected = of.number(image + a, group * group_channels + channel % each, h, w);
-                  const int place = (a * tile.box_rows + y) * tile.pitch + x;
+                  const int place = (y * tile.images + a) * tile.pitch + x;
                   const auto where = static_cast<std::size_t>(
                       (place * kVectors + (vector ^ (place & 7))) * p.elements + k % p.elements);
                   EXPECT_EQ(box[where], expected) << "place " << place << " channel " << channel;

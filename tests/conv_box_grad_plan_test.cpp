@@ -14,13 +14,11 @@ namespace {
 
 using namespace conv_gemm;
 
-/// A box of one channel in shared memory: what comes past its images is zero, or what a slice has too much.
+/// A box of one channel in shared memory: what comes past its rows is zero, or what a slice has too much.
 Values grad_box(const BoxTile& t, int bytes, const std::function<double(int, int, int)>& pixel) {
   Values box;
-  const int images = t.images > 1 ? t.slices() * t.slice() : 1,
-            rows = t.images > 1 ? t.box_rows : t.slices() * t.slice();
-  for (int a = 0; a < images; ++a)
-    for (int y = 0; y < rows; ++y)
+  for (int y = 0; y < t.slices() * t.slice(); ++y)
+    for (int a = 0; a < t.images; ++a)
       for (int x = 0; x < t.pitch; ++x) box.push_back(pixel(a, y, x));
   EXPECT_EQ(box.size(), static_cast<std::size_t>(t.pixels()));
   EXPECT_LE(t.pixels() * kPixelBytes, bytes);
@@ -60,8 +58,7 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, const BoxGradPlan&
           // Those that do not exist are multiplied, too.
           const bool in_box = p.atoms_are_taps && !p.tile.of_taps;  // atoms of a row share a box
           const int at_tap = p.place(work, unit) + (in_box ? a * p.atom_step(work) : 0);
-          ASSERT_LE((p.tile.y_place(p.tile.steps - 1) + 16 + at_tap) * kPixelBytes, p.tile.y_bytes);
-          ASSERT_EQ(p.tile.run % 4, 0);
+          ASSERT_LE(((p.tile.steps - 1) * p.tile.y_step + 16 + at_tap) * kPixelBytes, p.tile.y_bytes);
           if (!atom.exists) continue;
           ASSERT_LT(atom.kh, c.kernel[0]);
           ASSERT_LT(atom.kw, c.kernel[1]);
@@ -86,10 +83,8 @@ void check_weight_grad(const ConvCase& c, ConvRandom& random, const BoxGradPlan&
                   if (image >= c.n || q_h < 0 || q_w < 0 || h >= c.out(0) || v >= c.out(1)) return 0.0;
                   return y[static_cast<std::size_t>(((image * c.co + of_y) * c.out(0) + h) * c.out(1) + v)];
                 });
-                int place = at_tap;  // as the kernel has it, which looks for jumps behind four steps
+                int place = at_tap;
                 for (int step = 0; step < p.tile.steps; ++step, place += p.tile.y_step) {
-                  if (step % 4 == 0 && p.tile.jumps_behind(step) && step > 0) place += p.tile.jump;
-                  ASSERT_EQ(place, p.tile.y_place(step) + at_tap);
                   for (int k = 0; k < 16; ++k) {
                     sum += xs.at(static_cast<std::size_t>(step * 16 + k)) *
                            ys.at(static_cast<std::size_t>(place + k));
@@ -130,7 +125,7 @@ TEST(ConvBoxGradPlan, MultipliesWhatTheDefinitionDoes) {
     if (tile.steps > 1 && tile.y_step > 16) ++of_rows;
   }
   if (kSanitized) return;  // too few to be of all kinds
-  EXPECT_GT(of_rows, 50);
+  EXPECT_GT(of_rows, 40);
 }
 
 // What the autotuner tries, too: fewer atoms, other tiles. Each has a name of its own.
@@ -140,7 +135,7 @@ TEST(ConvBoxGradPlan, OfOtherTilings) {
   for (int i = 0; i < 40 / kFewer; ++i) {
     ConvCase c = random.conv_case(i % 2 == 0 ? 6 : 14, 1);
     c.groups = 1, c.ci = random.in(16, 20), c.co = random.in(16, 20);
-    if (i % 4 == 0) c.in[0] = c.in[1] = 4;
+    if (i % 2 == 0) c.in[0] = c.in[1] = 4;
     if (c.out(0) < 1 || c.out(1) < 1) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
     const int parts = i % 3 == 0 ? 2 : 1;
@@ -161,10 +156,10 @@ TEST(ConvBoxGradPlan, OfOtherTilings) {
   EXPECT_GT(of_taps, 10);
 }
 
-// Small images whose pixels are whole steps: taps of a row have boxes of their own.
+// Small images, several side by side: also with boxes for the taps of a row.
 TEST(ConvBoxGradPlan, OfSmallImages) {
   ConvRandom random(46);
-  int of_steps = 0, of_runs = 0;
+  int of_taps = 0, of_pitch = 0;
   for (int i = 0; i < 400; ++i) {
     ConvCase c;
     c.n = random.in(1, 9);
@@ -180,11 +175,10 @@ TEST(ConvBoxGradPlan, OfSmallImages) {
     check_weight_grad(c, random, plan);
     if (::testing::Test::HasFailure()) return;
     const GradTile& tile = plan.tile;
-    if (tile.of_taps && tile.jump == 0) ++of_steps;
-    if (tile.of_taps && tile.jump > 0 && tile.x.images > 1) ++of_runs;
+    if (tile.x.images > 1) ++(tile.of_taps ? of_taps : of_pitch);
   }
-  EXPECT_GT(of_steps, 5);
-  EXPECT_GT(of_runs, 3);
+  EXPECT_GT(of_taps, 5);
+  EXPECT_GT(of_pitch, 3);
 }
 
 }  // namespace

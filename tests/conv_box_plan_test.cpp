@@ -21,8 +21,8 @@ using namespace conv_gemm;
 Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const BoxTaps& of_w, int image, int h,
               int w, const std::function<double(int, int, int)>& pixel) {
   Values box;
-  for (int a = image; a < image + t.images; ++a)
-    for (int y = h; y < h + t.box_rows; ++y)
+  for (int y = h; y < h + t.box_rows; ++y)
+    for (int a = image; a < image + t.images; ++a)
       for (int x = w; x < w + t.pitch; ++x) {
         const std::int64_t at_h = std::int64_t{y} * p.h.step + of_h.remainder,
                            at_w = std::int64_t{x} * p.w.step + of_w.remainder;
@@ -32,10 +32,16 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
   return box;
 }
 
+/// Tiles of several images whose halves two warpgroups have.
+struct HalvesSeen {
+  int odd_rows = 0, even_rows = 0, one_row = 0, one_box = 0, rows_beyond = 0;
+};
+
 /// `halves`: of tiles whose results are written as boxes; 0: by places. `pixels`: as boxes of pixels, row by
 /// row. Whether there was a tile.
 bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, BoxSplit split,
-               int element_bytes, int places, int halves = 0, bool pixels = false) {
+               int element_bytes, int places, int halves = 0, bool pixels = false,
+               HalvesSeen* seen = nullptr) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   if (!fits(g)) return ADD_FAILURE(), false;
   const BoxPlan p(g, transposed, element_bytes, join, split);
@@ -49,7 +55,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   if (boxes && p.joined == 1 && p.w.to_step != 1) return false;
   if (pixels && p.joined == 2) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
-  const int unit = pixels ? 2 : 4;
+  const int unit = pixels ? 1 << random.in(0, 2) : 4;
   int of_half = 0;
   const BoxTile tile = pixels  ? box_tile(p, places, 2048, false, halves, unit)
                        : boxes ? box_tile_of_halves(p, places, halves, 2048, unit)
@@ -63,7 +69,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   if (boxes && tile.rows > 0) {
     EXPECT_EQ(tile.pitch % unit, 0);
     EXPECT_LE(tile.pitch * p.joined, kMostOfBox);
-    EXPECT_EQ(tile.images > 1 ? tile.images % halves : tile.rows % halves, 0);
+    EXPECT_EQ((tile.halves_are_of_rows() ? tile.rows : tile.images) % halves, 0);
     of_half = places;
     places = (halves - 1) * results.places + places;  // in a tile
   }
@@ -78,6 +84,11 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   }
   EXPECT_LE(tile.places(), places);
   EXPECT_LE(tile.pixels(), 2048);
+  if (seen != nullptr && halves == 2 && tile.images > 1) {
+    ++(tile.rows == 1 ? seen->one_row : tile.rows % 2 == 1 ? seen->odd_rows : seen->even_rows);
+    if (pixels && StoredRows::are_one_box(tile, true, p.h.most())) ++seen->one_box;
+    if (tile.rows > p.h.most()) ++seen->rows_beyond;
+  }
 
   const std::int64_t from_c = transposed ? c.ci : c.co, to_c = transposed ? c.co : c.ci;
   const std::int64_t to_h = transposed ? c.out(0) : c.in[0], to_w = transposed ? c.out(1) : c.in[1];
@@ -145,7 +156,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                   const BoxTaps& of_w = p.w.of[at.j + joined];
                   for (int y = 0; y < of_h.taps; ++y)
                     for (int x = 0; x < of_w.taps; ++x) {
-                      const int shift = y * of_h.shift * tile.pitch + of_w.first + x * of_w.shift;
+                      const int shift = y * of_h.shift * tile.row_pixels() + of_w.first + x * of_w.shift;
                       const int weight = p.weight_of_taps(at.i, at.j + joined, at.chunk) + y * of_w.taps + x;
                       const int kernel_w = static_cast<int>(c.kernel[1]),
                                 tap = p.tap_of(at.i, at.j + joined, y, x, kernel_w);
@@ -181,10 +192,11 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 for (int n = 0; n < results.images; ++n)
                   for (int y = 0; y < results.rows; ++y)
                     for (int x = 0; x < tile.pitch * p.joined; ++x) {
-                      const int image_at = image + (tile.images > 1 ? half * results.images : 0) + n,
-                                row_at = row + (tile.images > 1 ? 0 : half * results.rows) + y;
+                      const bool of_rows = tile.halves_are_of_rows();
+                      const int image_at = image + (of_rows ? 0 : half * results.images) + n,
+                                row_at = row + (of_rows ? half * results.rows : 0) + y;
                       if (image_at >= p.n || row_at >= p.h.count[i] || x >= to_w) continue;
-                      const int place = (n * results.rows + y) * tile.pitch + x / p.joined;
+                      const int place = (y * results.images + n) * tile.pitch + x / p.joined;
                       EXPECT_LT(place, of_half);
                       write(m, image_at, row_at, x,
                             sums[static_cast<std::size_t>(x % p.joined)][static_cast<std::size_t>(m)]
@@ -194,22 +206,20 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
             // Rows of each half, from its first place on; the map leaves out what is outside.
             for (int half = 0; half < halves && pixels; ++half) {
               const StoredRows rows(tile, halves == 2, half);
-              const int at_once = StoredRows::at_once(tile, halves == 2);
-              for (int n = 0; n < rows.images && rows.first_image + n < tile.images; ++n)
-                for (int first = 0; first < rows.rows && rows.first_row + first < tile.rows; first += at_once)
-                  for (int y = first; y < first + at_once; ++y)
-                    for (int x = 0; x < tile.columns; ++x) {
-                      const int image_at = image + rows.first_image + n, row_at = row + rows.first_row + y;
-                      if (image_at >= p.n || row_at >= p.h.count[i] || column + x >= p.w.count[j]) continue;
-                      const int place =
-                          n * tile.image_pixels() + first * tile.pitch + (y - first) * tile.columns + x;
-                      EXPECT_LT(place, of_half);
-                      EXPECT_LT(rows.first_row + y, tile.rows);
-                      for (int m = 0; m < p.to_channels; ++m)
-                        write(m, image_at, row_at, p.w.to[j] + (column + x) * p.w.to_step,
-                              sums[0][static_cast<std::size_t>(m)]
-                                  [static_cast<std::size_t>(half * first_half(tile) + place)]);
-                    }
+              const bool one_box = StoredRows::are_one_box(tile, halves == 2, p.h.most());
+              for (int y = 0; y < rows.rows && (one_box || rows.first_row + y < tile.rows); ++y)
+                for (int n = 0; n < rows.images && (one_box || rows.first_image + n < tile.images); ++n)
+                  for (int x = 0; x < tile.columns; ++x) {
+                    const int image_at = image + rows.first_image + n, row_at = row + rows.first_row + y;
+                    if (image_at >= p.n || row_at >= p.h.count[i] || column + x >= p.w.count[j]) continue;
+                    const int place = one_box ? (y * rows.images + n) * tile.columns + x
+                                              : y * tile.row_pixels() + n * tile.pitch + x;
+                    EXPECT_LT(place, of_half);
+                    for (int m = 0; m < p.to_channels; ++m)
+                      write(m, image_at, row_at, p.w.to[j] + (column + x) * p.w.to_step,
+                            sums[0][static_cast<std::size_t>(m)]
+                                [static_cast<std::size_t>(half * first_half(tile) + place)]);
+                  }
             }
             for (int joined = 0; joined < p.joined && halves == 0; ++joined)
               for (int place = 0; place < places; ++place) {
@@ -273,6 +283,39 @@ TEST(ConvBoxPlan, WithSeveralChunks) {
 }
 TEST(ConvBoxPlan, WithSeveralTiles) {
   sweep(43, 100, 20, 2);
+}
+
+// Many small images, whose tiles' halves are of all images' rows, or of one row's images.
+TEST(ConvBoxPlan, OfManySmallImages) {
+  ConvRandom random(48);
+  HalvesSeen pixels, boxes;
+  for (int i = 0; i < 400 / kFewer; ++i) {
+    ConvCase c;
+    c.n = random.in(2, 20);
+    c.ci = random.in(1, 3), c.co = random.in(1, 3);
+    for (int a = 0; a < 2; ++a) {
+      c.in[a] = random.in(1, a == 0 ? 5 : 4), c.kernel[a] = random.in(1, 3), c.stride[a] = random.in(1, 2);
+      c.padding[a] = random.in(0, 1);
+    }
+    if (c.out(0) < 1 || c.out(1) < 1) continue;
+    for (bool transposed : {true, false}) {
+      SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
+      for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
+        const int places = random.in(0, 1) == 0 ? 64 : 32;
+        check_map(c, random, transposed, false, split, 2, places, 2, true, &pixels);
+        check_map(c, random, transposed, false, split, 2, places, 2, false, &boxes);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+  if (kSanitized) return;  // too few to be of all kinds
+  for (const HalvesSeen& seen : {pixels, boxes}) {
+    EXPECT_GT(seen.even_rows, 50);
+    EXPECT_GT(seen.one_row, 50);
+  }
+  EXPECT_GT(pixels.odd_rows, 50);
+  EXPECT_GT(pixels.one_box, 50);
+  EXPECT_GT(boxes.rows_beyond, 50);
 }
 
 TEST(ConvBoxPlan, ChannelsHaveRowsOfTheirOwn) {

@@ -138,7 +138,9 @@ TEST_F(CudaConvBoxes, WithAllChannelsLast) {
                          Layer{{3, 144, 12, 10}, 80, 3, 1, 1, 2}, Layer{{3, 80, 12, 10}, 144, 4, 2, 1, 2},
                          Layer{{1, 512, 6, 6}, 64, 4, 2, 1, 1}, Layer{{4, 72, 9, 10}, 136, 2, 3, 0, 1},
                          Layer{{3, 64, 60, 70}, 200, 3, 1, 1, 1}, Layer{{37, 64, 1, 1}, 72, 2, 2, 0, 1},
-                         Layer{{2, 64, 6, 7}, 72, 5, 4, 1, 1}, Layer{{2, 64, 6, 7}, 44, 3, 1, 1, 1}}) {
+                         Layer{{2, 64, 6, 7}, 72, 5, 4, 1, 1}, Layer{{2, 64, 6, 7}, 44, 3, 1, 1, 1},
+                         Layer{{41, 64, 7, 7}, 64, 3, 1, 1, 1}, Layer{{40, 64, 6, 8}, 64, 1, 1, 0, 1},
+                         Layer{{41, 64, 1, 6}, 64, 1, 1, 0, 1}}) {
     const ConvTranspose2dOptions options{.stride = l.stride, .padding = l.padding, .groups = l.groups};
     const Tensor x = randn(l.x).to(Layout::nhwc).to(kCuda),
                  w = randn({l.x[1], l.co / l.groups, l.kernel, l.kernel}).to(Layout::nhwc).to(kCuda),
@@ -423,17 +425,18 @@ TEST_F(CudaConvBoxes, TilingsOfTheAutotuner) {
   }
 }
 
-// Small images whose taps of a row have boxes of their own; sums that blocks of a cluster add, and weights
-// that blocks write, in whole pairs of channels and not.
+// Small images, several in a tile, also where taps of a row have boxes of their own; sums that blocks of a
+// cluster add, and weights that blocks write, in whole pairs of channels and not.
 TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
   const ConvTranspose2dOptions twice{.stride = 2, .padding = 1};
-  int of_taps = 0, of_runs = 0, clusters = 0, written = 0;
+  int of_taps = 0, of_pitch = 0, clusters = 0, written = 0;
   Share share;
   for (const Layer& l :
        {Layer{{5, 40, 4, 4}, 33, 4, twice}, Layer{{6, 70, 8, 8}, 66, 4, twice},
         Layer{{9, 64, 8, 8}, 64, {5, 3}, {.padding = 2}}, Layer{{32, 512, 4, 4}, 256, 4, twice},
         Layer{{33, 256, 8, 8}, 128, 4, twice}, Layer{{64, 192, 4, 4}, 161, {3, 4}, twice},
-        Layer{{64, 256, 4, 4}, 256, 4, {.stride = 2, .padding = 1, .groups = 2}}}) {
+        Layer{{64, 256, 4, 4}, 256, 4, {.stride = 2, .padding = 1, .groups = 2}},
+        Layer{{100, 72, 7, 7}, 64, 3, {.stride = 2, .padding = 1, .output_padding = 1}}}) {
     for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
       for (const OverBoxes& way : kOverBoxes) {
         if (way.algorithm == ConvAlgorithm::gathered) continue;
@@ -450,8 +453,8 @@ TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
           const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
           const int parts = way.precision == Precision::highest && way.dtype == DType::float32 ? 2 : 1;
           const conv_gemm::BoxGradWay& gradient = conv_gemm::box_grad_way(g, parts);
-          if (gradient.plan.tile.of_taps) ++of_taps;
-          if (gradient.plan.tile.of_taps && gradient.plan.tile.jump > 0) ++of_runs;
+          const conv_gemm::GradTile& tile = gradient.plan.tile;
+          if (tile.x.images > 1) ++(tile.of_taps ? of_taps : of_pitch);
           if (gradient.plan.cluster() > 1) ++clusters;
           if (gradient.written_sums(weight == Layout::nhwc) == 0) ++written;
           expect_weight_grad_as_tensor(way.algorithm, way.precision, x, tensor(g.y_shape()), l.kernel,
@@ -461,8 +464,8 @@ TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
     }
   }
   if (test_share() == 1) {
-    EXPECT_GT(of_taps, 50);
-    EXPECT_GT(of_runs, 20);
+    EXPECT_GT(of_taps, 30);
+    EXPECT_GT(of_pitch, 8);
     EXPECT_GT(clusters, 8);
     EXPECT_GT(written, 8);
   }

@@ -223,7 +223,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   c.box_stages = std::min(4, (left - c.weight_stages * weight_bytes) / box_bytes);
   // Places beyond a box's last are read, too: of the last box beyond its end.
   const auto read = [&](int stages) {
-    return stages * box_bytes - part_bytes + (all + p.h.halo() * t.pitch + p.w.halo()) * kPixelBytes;
+    return stages * box_bytes - part_bytes + (all + p.h.halo() * t.row_pixels() + p.w.halo()) * kPixelBytes;
   };
   while (c.box_stages > 1 && read(c.box_stages) > kMostSharedBytes - gather_bytes(slots)) --c.box_stages;
   // Where each warp makes every second box alone, it makes all boxes of a stage, or none: else in turns it
@@ -266,25 +266,36 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // multiplies, but for what both wait.
   const double multiplied =
       parts == 1 ? taps * (taken * step + p.chunks * 60) : taps * (taken * 3 * step + p.chunks * 200);
-  constexpr double kBytes = 34;
+  constexpr double kBytes = 34, kRefillClocks = 1000, kStoreClocks = 100;
   const double pixels_brought =
       slots > 0 ? gather_clocks(GatheredPieces(p, t, p.folded_from, value_bytes), parts, value_bytes, slots,
                                 tiles_at_border(p.w, p.from_w, count(p.w.most(), t.columns)))
                 : parts * t.pixels() * kPixelBytes / kBytes;
   const double brought =
       boxes * pixels_brought + static_cast<double>(taps) * p.chunks * weight_bytes / kBytes;
-  // A row is a store of one of four warps.
+  // Of a half: each image's row is a store, of one of four warps, or all are one.
   const StoredRows stored(t, halves == 2, 0);
-  const int stores =
-      results == BoxResults::pixels ? stored.images * stored.rows / StoredRows::at_once(t, halves == 2) : 0;
+  const int stores = results != BoxResults::pixels                         ? 0
+                     : StoredRows::are_one_box(t, halves == 2, p.h.most()) ? 1
+                                                                           : stored.images * stored.rows;
   const double of_gaps = gaps ? kGapClocks * all * kBlockChannels * blocks : 0,
-               written = (places * of_place + of_gaps) / channel_copies(p.to_channels) + stores * 10,
+               written =
+                   (places * of_place + of_gaps) / channel_copies(p.to_channels) + stores * kStoreClocks,
                parted = parts_of_rows.of(t, p.w.most());
-  // A stage of weights is brought again when both warpgroups have left it. While one writes, the other one
-  // has what is in stages to multiply: with less it waits.
+  // A stage of weights, or a box, is brought again when both warpgroups have left it, which takes a latency,
+  // of boxes twice as long as of weights, and its bytes. While one warpgroup writes, the other one has what
+  // is in stages to multiply: with less it waits. (Fitted, as kStoreClocks and 0.9 for few tiles in turns
+  // below, to 9,659 timings of ways of 115 layers on an H200: what seems to be fastest of a layer's ways
+  // takes 1.037 times as long as the fastest, where without it took 1.046.)
+  const auto refilled_of = [&](double tap) {
+    const double steps_of_weights = taps * p.chunks,
+                 of_weights = steps_of_weights * (tap + kRefillClocks) / c.weight_stages;
+    if (slots > 0) return of_weights;  // of kernels that gather, none of these was timed
+    return std::max(of_weights + steps_of_weights * weight_bytes / kBytes / c.weight_stages,
+                    (steps_of_weights * tap + boxes * (2 * kRefillClocks + pixels_brought)) / c.box_stages);
+  };
   const double tap = step / 2 * steps / std::max(1, p.chunks) * (parts == 1 ? 1 : 3),
-               refilled = taps * p.chunks * (2 * tap + 1000) / c.weight_stages,
-               alone = 600 + std::min(written, 6.0 * places),
+               refilled = refilled_of(2 * tap), alone = 600 + std::min(written, 6.0 * places),
                others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
   // Small layers take 0 to 3 us longer with boxes of pixels, most about one (an H100; why, was not found
   // out).
@@ -297,19 +308,19 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   if (in_turns) {
     // One warpgroup multiplies while the other one writes, which takes it as long as it takes both (an
     // H200's profile: 50 clocks a place of nchw). Fitted to layers that were timed both ways: it is slower
-    // than what is counted in nchw, with few tiles, where both could share a box, and where mostly both
-    // write.
+    // than what is counted in nchw, where both could share a box, and where mostly both write, and faster
+    // with few tiles.
     const double of_place_alone = results == BoxResults::channels ? 20
-                                  : results == BoxResults::pixels ? 5
+                                  : results == BoxResults::pixels ? 10
                                   : results == BoxResults::folds  ? 20
                                                                   : 50,
                  written_alone =
                      written + places * (of_place_alone - of_place) / channel_copies(p.to_channels),
                  multiplied_alone = taps * (taken * step / 2 + p.chunks * 50) / p.phases(),
-                 refilled_alone = taps * p.chunks * (tap + 1000) / c.weight_stages / p.phases(),
+                 refilled_alone = refilled_of(tap) / p.phases(),
                  turn = std::max({multiplied_alone, brought / p.phases(), refilled_alone,
                                   (multiplied_alone + written_alone + 600) / 2}),
-                 missed = (have_channels_last(results) ? 1 : 1.05) * (c.tiles <= 132 ? 1.05 : 1) *
+                 missed = (have_channels_last(results) ? 1 : 1.05) * (c.tiles <= 132 ? 0.9 : 1) *
                           (p.to_channels > kBlockChannels ? 1.05 : 1) *
                           (written_alone > 1.5 * multiplied_alone ? 1.08 : 1);
     c.clocks = static_cast<double>(count(c.tiles, 132)) * (missed * of_taps * 1.1 * turn + parted) +

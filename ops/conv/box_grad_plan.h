@@ -4,9 +4,10 @@
 //   gw[ci, co, tap] = sum over pixels i of x[i, ci] * plane[i + shift(tap), co]
 // for the taps that read a plane of y. A tile has pixels of x and the box of y that they meet; pixels are
 // multiplied in steps of 16 that follow each other in x, and in y at a constant distance: rows of 16 columns,
-// one row of more, or rows of the whole width, whose boxes have the same pitch. Where a step has no pixel, x
-// is zero: y may be anything that is finite there. In small images many steps have none, so taps of a row may
-// have boxes of their own, as wide as x is: images of 4x4 pixels take a step each instead of 2.5.
+// one row of more, or rows of the whole width, of one image or several side by side, whose boxes have the
+// same pitch. Where a step has no pixel, x is zero: y may be anything that is finite there. In small images
+// many steps have such places, so taps of a row may have boxes of their own, as wide as x is: four images of
+// 4x4 pixels then take 4 steps, instead of 5 with 2x2 taps.
 // Few channels may be those of folded columns (fold.h).
 //
 // A warpgroup has a block of 64 channels of x and a unit: `atoms` blocks of 64 products each, of neighbouring
@@ -27,25 +28,21 @@
 namespace tapedeck::conv_gemm {
 
 struct GradTile {
-  /// The place in a box of y of a step's first pixel, at its first tap.
-  TAPEDECK_HD int y_place(int step) const { return step * y_step + step / run * jump; }
-  /// Whether there are `jump` pixels more before this step.
-  TAPEDECK_HD bool jumps_behind(int step) const { return jump > 0 && step % run == 0; }
-
   BoxTile x, y;
-  int steps = 0, y_step = 16;   // pixels of y from a step to the next; 0 steps: there is no tile
-  int run = 1 << 30, jump = 0;  // after so many steps, a multiple of 4, as many pixels more
-  bool of_taps = false;         // whether taps of a row have boxes of their own
+  int steps = 0, y_step = 16;  // pixels of y from a step to the next; 0 steps: there is no tile
+  bool of_taps = false;        // whether taps of a row have boxes of their own
   int x_bytes = 0,
       y_bytes = 0;  // of a box in shared memory, with zeros after y's where it is read past its end
 };
 
-/// Calls f with tiles of which a stage takes at most `most_bytes`, and with what each costs. Atoms read up to
-/// `beyond` pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0. `at_once`:
-/// steps whose products are added at once.
+inline constexpr int kFlushOfParts = 4;  // steps whose products of two parts are added at once
+
+/// Calls f with tiles of which a stage takes at most `most_bytes` of each of the operands' `parts`, and with
+/// how many clocks each takes a thread block, where products of a pixel take `of_pixel`. Atoms read up to
+/// `beyond` pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0.
 template <class F>
 void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int row_taps, int most_bytes,
-                    int at_once, const F& f) {
+                    int parts, double of_pixel, const F& f) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
   const auto offer = [&](GradTile t, int pixels, int slack) {
     slack += t.of_taps ? 0 : beyond;
@@ -55,12 +52,12 @@ void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, in
     if (bytes > most_bytes || t.y.pitch > kMostOfBox || t.y.box_rows > kMostOfBox ||
         t.x.box_rows > kMostOfBox)
       return;
-    const auto count = [](int all, int of) { return static_cast<double>((all + of - 1) / of); };
-    const double tiles = count(p.n, t.x.images) * count(height, t.x.rows) * count(width, t.x.columns);
-    // What is multiplied, with some steps' time for each tile, and what is brought beyond half of that.
-    const int brought = t.x.pixels() + (t.of_taps ? row_taps : 1) * t.y.pixels(),
-              multiplied = (pixels + at_once * 16 - 1) / (at_once * 16) * at_once * 16;
-    f(t, tiles * (std::max(multiplied + 48.0, 0.5 * brought)));
+    // What is multiplied, or what is brought, and for each tile about a step. (Of 24 small layers' tiles,
+    // timed on an H200, those of the least cost took 1.02 times as long as the fastest.)
+    constexpr double kBytes = 34, kTileClocks = 300;
+    const int group = 16 * (parts == 1 ? 1 : kFlushOfParts),
+              multiplied = (pixels + group - 1) / group * group;
+    f(t, std::max(multiplied * of_pixel, parts * bytes / kBytes) + kTileClocks);
   };
   // A part of the width: of some rows a step each, of one row several.
   const auto offer_part = [&](int rows, int columns) {
@@ -73,42 +70,27 @@ void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, in
   for (int rows = 1; rows <= std::min(height, 32); ++rows) offer_part(rows, 16);
   for (int columns = 32; columns <= std::min(240, (width + 15) / 16 * 16); columns += 16)
     offer_part(1, columns);
-  // Whole rows, one after another; also of whole images.
-  const int pitch = width + halo_w;
-  for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
-    for (int rows = 1; rows <= std::min(height, kMostOfBox); ++rows) {
-      if (rows * wide % 16 != 0) continue;
-      GradTile t;
-      t.x = {1, rows, width, wide, rows};
-      t.y = {1, rows, width, wide, rows + halo_h};
-      t.steps = rows * wide / 16;
-      offer(t, rows * wide, halo_w);
-    }
-    if (height > kMostOfBox) continue;
-    const int image = (height + halo_h) * wide;
-    for (int images = 2; images <= std::min(p.n, 64); ++images) {
-      if (images * image % 16 != 0 || image > 512) continue;
-      GradTile t;
-      t.x = t.y = {images, height, width, wide, height + halo_h};
-      t.steps = images * image / 16;
-      offer(t, images * image, halo_h * wide + halo_w);
-    }
-  }
-  const int image = height * width;
-  if (row_taps == 0 || (image != 16 && image % 64 != 0)) return;
-  for (int images = 1; images <= std::min(p.n, 64) && images * image <= 512; ++images) {
+  // Whole rows, one after another; or of several whole images, which are side by side in each row.
+  constexpr int kMostImages = 64, kMostPixels = 512;  // of an image; where taps have boxes, of a tile
+  const auto offer_rows = [&](int images, int rows, int wide, bool of_taps) {
+    const int pixels = images * rows * wide;
+    if (pixels % 16 != 0 || (images > 1 && pixels / images > kMostPixels)) return;
     GradTile t;
-    t.of_taps = true;
-    t.x = {images, height, width, width, height};
-    t.y = {images, height, width, width, height + halo_h};
-    t.steps = images * image / 16;
-    if (image == 16) {
-      t.y_step = t.y.image_pixels();
-    } else {
-      t.run = image / 16, t.jump = halo_h * width;
-    }
-    offer(t, images * image, 0);
+    t.of_taps = of_taps;
+    t.x = {images, rows, width, wide, rows};
+    t.y = {images, rows, width, wide, rows + halo_h};
+    t.steps = pixels / 16;
+    offer(t, pixels, of_taps ? 0 : halo_w);
+  };
+  const int pitch = width + halo_w, most_images = std::min(p.n, kMostImages);
+  for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
+    for (int rows = 1; rows <= std::min(height, kMostOfBox); ++rows) offer_rows(1, rows, wide, false);
+    if (height > kMostOfBox) continue;
+    for (int images = 2; images <= most_images; ++images) offer_rows(images, height, wide, false);
   }
+  if (row_taps == 0) return;
+  for (int images = 1; images <= most_images && images * height * width <= kMostPixels; ++images)
+    offer_rows(images, height, width, true);
 }
 
 /// How many of so many taps are read together, at most `most`: as many as share them evenly.
@@ -132,8 +114,7 @@ constexpr int most_grad_atoms(int parts) {
 }
 
 struct BoxGradPlan {
-  static constexpr int kFlushOfParts = 4;  // steps whose products of two parts are added at once
-  static constexpr int kMostSteps = 512;   // of a block, of which a kernel adds products without writing sums
+  static constexpr int kMostSteps = 512;  // of a block, of which a kernel adds products without writing sums
   static constexpr int kMostStepsOfCluster = 128,  // no more than kMostSteps
       kLeastSums = 1 << 21;
 
@@ -181,18 +162,24 @@ struct BoxGradPlan {
   }
 
   bool exists() const { return tile.steps > 0; }
-  /// Calls f with all tiles of which there are so many stages, and with what each costs.
+  /// Calls f with all tiles of which there are so many stages, and with what each costs: clocks of a thread
+  /// block's tiles, and of adding sums where it does not have all tiles. (Without the latter tiny layers, of
+  /// an image or two, took up to 4 us longer on an H200.)
   template <class F>
   void for_tiles(int stages, const F& f) const {
-    for_grad_tiles(planes, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts,
-                   parts == 1 ? 1 : kFlushOfParts, f);
+    constexpr double kAddClocks = 3500;
+    const double of_pixel = 2.0 * x_blocks * atoms * units * (parts == 1 ? 1 : 3);
+    for_grad_tiles(planes, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts, parts, of_pixel,
+                   [&](const GradTile& t, double of_tile) {
+                     const int all = tiles_of(t), mine = split_tiles_of(all);
+                     f(t, of_tile * mine + (mine < all ? kAddClocks : 0));
+                   });
   }
   void set_tile(const GradTile& t) {
     tile = t;
-    const int tiles_w = ceil_div(planes.w.most(), tile.x.columns),
-              tiles_h = ceil_div(planes.h.most(), tile.x.rows);
-    by_tiles_w = Divider(tiles_w), by_tiles_h = Divider(tiles_h);
-    all_tiles = ceil_div(planes.n, tile.x.images) * tiles_h * tiles_w;
+    by_tiles_w = Divider(ceil_div(planes.w.most(), t.x.columns));
+    by_tiles_h = Divider(ceil_div(planes.h.most(), t.x.rows));
+    all_tiles = tiles_of(t);
   }
   TAPEDECK_HD int tiles() const { return all_tiles; }
   /// Of a stage: of each part, boxes of x, then boxes of y, of its blocks of channels or of taps of a row.
@@ -203,10 +190,7 @@ struct BoxGradPlan {
 
   /// Tiles of a thread block: as many blocks as an H100 runs at once, but some work for each. And how many
   /// blocks a work's sum is split among.
-  int split_tiles() const {
-    const std::int64_t wanted = std::clamp<std::int64_t>(132 / works(), 1, ceil_div(tiles(), 2));
-    return static_cast<int>(count(tiles(), wanted));
-  }
+  int split_tiles() const { return split_tiles_of(tiles()); }
   int splits() const { return ceil_div(tiles(), split_tiles()); }
   /// Whether sums are written once, and nothing is added to them.
   bool is_written_once() const { return parts == 2 || split_tiles() * tile.steps <= kMostSteps; }
@@ -219,7 +203,8 @@ struct BoxGradPlan {
     return pays && parts == 1 && splits() % 2 == 0 && sums_bytes <= stages() * stage_bytes() ? 2 : 1;
   }
 
-  /// About how many clocks a multiprocessor's tensor cores take.
+  /// About how many clocks a multiprocessor's tensor cores take, to compare plans; tiles of one are compared
+  /// by more (for_tiles()).
   double clocks() const {
     const double products = static_cast<double>(split_tiles()) * tile.steps * x_blocks * atoms * units;
     return static_cast<double>(count(works() * splits(), 132)) * products * 32 * (parts == 1 ? 1 : 3);
@@ -279,7 +264,7 @@ struct BoxGradPlan {
   /// The place in a box of y that the unit's first tap reads of the first pixel; and pixels from an atom to
   /// the next.
   TAPEDECK_HD int place(const Work& work, const Unit& u) const {
-    return u.h * planes.h.of[work.i].shift * tile.y.pitch + u.w * planes.w.of[work.j].shift;
+    return u.h * planes.h.of[work.i].shift * tile.y.row_pixels() + u.w * planes.w.of[work.j].shift;
   }
   TAPEDECK_HD int atom_step(const Work& work) const {
     return atoms_are_taps && !tile.of_taps ? planes.w.of[work.j].shift : tile.y_bytes / kPixelBytes;
@@ -324,11 +309,19 @@ struct BoxGradPlan {
     return planes.h.of[plane / planes.w.planes].taps *
            static_cast<int>(by_row_units[plane % planes.w.planes].divisor);
   }
+  int tiles_of(const GradTile& t) const {
+    return ceil_div(planes.n, t.x.images) * ceil_div(planes.h.most(), t.x.rows) *
+           ceil_div(planes.w.most(), t.x.columns);
+  }
+  int split_tiles_of(int all) const {
+    const std::int64_t wanted = std::clamp<std::int64_t>(132 / works(), 1, ceil_div(all, 2));
+    return static_cast<int>(count(all, wanted));
+  }
   static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 };
 
 inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
-inline constexpr std::size_t kMostGradTiles = 5;   // of grad_ways() that have names
+inline constexpr std::size_t kMostGradTiles = 6;   // of grad_ways() that have names
 
 /// The plan of a layer, of operands in so many parts, and of which images; without tiles where there are few
 /// channels, too.

@@ -5,8 +5,9 @@
 //   to[m, L] = bias[m] + sum over boxes, their taps and channels c of W[m, tap, c] * box[L + shift(tap), c]
 // m: a channel of `to`. A box is a range of pixels of all of an image's rows, columns and some images, with
 // some channels, as the tensor memory accelerator brings it: zeros outside of the image. Its pixels are
-// numbered by rows, `pitch` in each, and so are a tile's results, by the box's pixel that tap 0 reads. So
-// every tap is a shift of all results' places, and no pixel is brought twice to a tile:
+// numbered by rows, of each image `pitch`, and images are side by side: first row 0 of all of them. So are a
+// tile's results, by the box's pixel that tap 0 reads. So every tap is a shift of all results' places, and no
+// pixel is brought twice to a tile:
 //
 //   box of 4 rows, pitch 6         results of a tile: 2 rows, 4 columns,   tap (1, 2) reads L + 1*6 + 2
 //   0  1  2  3  4  5                0  1  2  3  .  .
@@ -14,8 +15,9 @@
 //  12 13 14 15 16 17
 //  18 19 20 21 22 23
 //
-// Pixels of the halo are computed, too, and dropped: with images of 4x4 and 2x2 taps a third of all. So taps
-// of different columns may have boxes of their own, without a halo along rows, or each tap its own
+// A halo's columns are computed, too, and dropped: with images of 4x4 and 2x2 taps a fifth of all. (A halo's
+// rows come last and are not. With images one after another they were: such an image took 25 places.) So
+// taps of different columns may have boxes of their own, without a halo along rows, or each tap its own
 // (BoxSplit): then pixels are brought several times, and all places have results.
 //
 // Two phases of columns may share a tile: results at a place are then a column of each, neighbours in the
@@ -192,15 +194,21 @@ struct BoxTile {
   int images = 1, rows = 1, columns = 1;
   int pitch = 1, box_rows = 1;  // of the box, for each image
 
-  TAPEDECK_HD int image_pixels() const { return box_rows * pitch; }
-  // A box is brought in at most kMostSlices, by rows or by images.
-  TAPEDECK_HD int slice() const { return ((images > 1 ? images : box_rows) + kMostSlices - 1) / kMostSlices; }
-  TAPEDECK_HD int slices() const { return ((images > 1 ? images : box_rows) + slice() - 1) / slice(); }
-  TAPEDECK_HD int slice_pixels() const { return slice() * (images > 1 ? image_pixels() : pitch); }
+  /// From a row to the next: images are side by side.
+  TAPEDECK_HD int row_pixels() const { return images * pitch; }
+  // A box is brought in at most kMostSlices of rows; in one where several images have an odd number of rows:
+  // a row of all of them would be brought for nothing.
+  TAPEDECK_HD int slice() const {
+    return images > 1 && box_rows % kMostSlices != 0 ? box_rows : (box_rows + kMostSlices - 1) / kMostSlices;
+  }
+  TAPEDECK_HD int slices() const { return (box_rows + slice() - 1) / slice(); }
+  TAPEDECK_HD int slice_pixels() const { return slice() * row_pixels(); }
   /// Of all slices; what the last has too much is not used.
   TAPEDECK_HD int pixels() const { return slices() * slice_pixels(); }
   /// One more than the last result's place.
-  TAPEDECK_HD int places() const { return (images - 1) * image_pixels() + (rows - 1) * pitch + columns; }
+  TAPEDECK_HD int places() const { return (rows - 1) * row_pixels() + (images - 1) * pitch + columns; }
+  // Halves of a tile are of its rows, or of one row's images.
+  TAPEDECK_HD bool halves_are_of_rows() const { return rows > 1 || images == 1; }
 };
 
 /// The result at a place of a tile.
@@ -208,18 +216,18 @@ struct BoxPlace {
   /// What places are divided by.
   struct Dividers {
     Dividers() = default;
-    explicit Dividers(const BoxTile& t) : image(t.image_pixels()), row(t.pitch) {}
-    Divider image, row;
+    explicit Dividers(const BoxTile& t) : row(t.row_pixels()), image(t.pitch) {}
+    Divider row, image;
   };
   TAPEDECK_HD BoxPlace(const Dividers& by, int place)
-      : image(by.image.divide(place)),
-        row(by.row.divide(by.image.modulo(place, image))),
-        column(by.row.modulo(by.image.modulo(place, image), row)) {}
+      : row(by.row.divide(place)),
+        image(by.image.divide(by.row.modulo(place, row))),
+        column(by.image.modulo(by.row.modulo(place, row), image)) {}
   /// `images`, `rows` and `columns`: of the tile that are inside of the result.
   TAPEDECK_HD bool exists(int images, int rows, int columns) const {
     return image < images && row < rows && column < columns;
   }
-  int image, row, column;
+  int row, image, column;
 };
 
 /// A product of either direction, for kernels.
@@ -388,13 +396,13 @@ struct PartsOfRows {
   /// Of a tile's rows, in images `width` wide.
   double of(const BoxTile& t, int width) const {
     if (t.columns >= width) return 0;
-    if (t.columns % whole == 0) return t.images * t.rows * of_whole;
-    int parts = t.rows;
-    for (int row = 0; at_once > 0 && row < t.rows; ++row) {
-      const int first = row * t.pitch, last = first + t.columns - 1;
+    if (t.columns % whole == 0) return t.rows * t.images * of_whole;
+    int parts = t.rows * t.images;
+    for (int i = 0; at_once > 0 && i < t.rows * t.images; ++i) {
+      const int first = i * t.pitch, last = first + t.columns - 1;
       parts += part_of(last) - part_of(first);
     }
-    return t.images * parts * of_other;
+    return parts * of_other;
   }
   int whole = 1;
   double of_whole = 0, of_other = 0;
@@ -407,9 +415,9 @@ struct PartsOfRows {
 };
 
 /// The tile of at most `places` that wastes least, with boxes of at most `most_pixels`; no rows if there is
-/// none. `even`: results of even columns, of an even number, are at even places. `halves`: of rows or images,
-/// that have so many places each (first_half()). `unit` divides pitches. `of_place`: what a place takes,
-/// where parts of rows take something.
+/// none. `even`: results of even columns, of an even number, are at even places. `halves`: of rows, or of
+/// one row's images, that have so many places each (first_half()). `unit` divides pitches. `of_place`: what a
+/// place takes, where parts of rows take something.
 inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even = false, int halves = 1,
                         int unit = 1, const PartsOfRows& parts = {}, double of_place = 1) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
@@ -439,10 +447,13 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
     while (t.rows > 0 && t.pixels() > most_pixels) --t.rows, --t.box_rows;
     if (t.rows == 0) return;
     offer(t);
-    if (t.rows == height && t.places() <= places) {
-      t.images = std::min({p.n, kMostOfBox, halves * (1 + (places - t.places()) / t.image_pixels())});
-      while (t.pixels() > most_pixels) --t.images;
-      offer(t);
+    if (t.rows == height) {
+      // Of a half: of its rows, or of one row's images.
+      const int rows_of_half = (height + halves - 1) / halves,
+                fit = (places + t.pitch - t.columns) / (rows_of_half * t.pitch);
+      t.images = std::min({p.n, kMostOfBox, height > 1 ? fit : halves * fit});
+      while (t.images > 1 && t.pixels() > most_pixels) --t.images;
+      if (t.images > 1) offer(t);
     }
   };
   for (int strips = (width + most_columns - 1) / most_columns; strips <= width; ++strips) {
@@ -455,37 +466,39 @@ inline BoxTile box_tile(const BoxPlan& p, int places, int most_pixels, bool even
   return best;
 }
 
-/// The place at which the second of two halves of a tile's rows or images begins.
+/// The place at which the second of two halves of a tile begins.
 TAPEDECK_HD inline int first_half(const BoxTile& t) {
-  return t.images > 1 ? (t.images + 1) / 2 * t.image_pixels() : (t.rows + 1) / 2 * t.pitch;
+  return t.halves_are_of_rows() ? (t.rows + 1) / 2 * t.row_pixels() : (t.images + 1) / 2 * t.pitch;
 }
 
 /// The rows of a tile, or of one of its two halves, whose results are stored row by row: `rows` from
 /// `first_row` on of each of `images` from `first_image` on.
 struct StoredRows {
   TAPEDECK_HD StoredRows(const BoxTile& t, bool in_halves, int half) {
-    const bool by_images = in_halves && t.images > 1, by_rows = in_halves && t.images == 1;
+    const bool by_rows = in_halves && t.halves_are_of_rows(), by_images = in_halves && !by_rows;
     images = by_images ? (t.images + 1) / 2 : t.images;
     rows = by_rows ? (t.rows + 1) / 2 : t.rows;
     first_image = by_images ? half * images : 0;
     first_row = by_rows ? half * rows : 0;
   }
-  /// How many rows are neighbours and can be stored at once.
-  static int at_once(const BoxTile& t, bool in_halves) {
-    const int rows = StoredRows(t, in_halves, 0).rows;
-    return t.pitch == t.columns && t.rows % rows == 0 ? rows : 1;
+  /// Whether all are neighbours and can be stored as one box. `height`: of the image, outside of which a box
+  /// may have rows: the second half of an odd number.
+  static bool are_one_box(const BoxTile& t, bool in_halves, int height) {
+    const StoredRows first(t, in_halves, 0);
+    return t.pitch == t.columns && (t.rows % first.rows == 0 || t.rows >= height) &&
+           t.images % first.images == 0;
   }
   int images, rows, first_image, first_row;
 };
 
 /// Results of a warpgroup that are written as one box, by the tensor memory accelerator: `rows` of each of
-/// `images`, with the box's pitch and what lies between images, `places` in all. Its map leaves out what is
-/// outside of the image. A tile has `halves` of these: its rows or its images.
+/// `images`, with the box's pitch, `places` in all. Its map leaves out what is outside of the image. A tile
+/// has `halves` of these: of its rows, or of one row's images.
 struct ResultBox {
   ResultBox() = default;
   ResultBox(const BoxTile& t, int halves)
-      : images(t.images > 1 ? t.images / halves : 1),
-        rows(t.images > 1 ? t.box_rows : t.rows / halves),
+      : images(t.halves_are_of_rows() ? t.images : t.images / halves),
+        rows(t.halves_are_of_rows() ? t.rows / halves : 1),
         places(images * rows * t.pitch) {}
   int images = 1, rows = 1, places = 1;
 };
@@ -513,12 +526,13 @@ inline BoxTile box_tile_of_halves(const BoxPlan& p, int places, int halves, int 
     offer({1, all, columns, pitch, all + halo});
     if (best.rows > 0) break;
   }
-  const BoxTile image{1, height, columns, pitch, height + halo};
-  for (int images = 1 + (places - image.places()) / image.image_pixels();
-       images > 0 && image.places() <= places; --images) {
-    const int all = halves * std::min(images, (p.n + halves - 1) / halves);
+  // Of images' rows there may be one more than images have; one row is of two halves' images.
+  const int of_half = (height + halves - 1) / halves, rows = height > 1 ? of_half * halves : 1;
+  for (int images = (places + pitch - columns) / (of_half * pitch); images > 0; --images) {
+    const int all =
+        height > 1 ? std::min(images, p.n) : halves * std::min(images, (p.n + halves - 1) / halves);
     if (all < 2 || all > kMostOfBox) continue;
-    offer({all, height, columns, pitch, height + halo});
+    offer({all, rows, columns, pitch, rows + halo});
     if (best.images > 1) break;
   }
   return best;

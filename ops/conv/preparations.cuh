@@ -14,6 +14,10 @@
 // read past it (load_fresh()). A fence instead, which empties that cache, took half a microsecond (a timeline
 // on an H100).
 //
+// (Copies and packing that read before magnitudes are found (largest.cuh), of which the first waits for that
+// in the middle and raises a word for the others, took 1.3 us less to 5 us longer on an H200, on average of a
+// DCGAN's and a VAE's layers in TF32 and float32 1.01 times as long: packing began later than without.)
+//
 // What they write is allocated before the first one is queued: memory that another thread frees later, on the
 // same stream, may still be in use.
 #pragma once

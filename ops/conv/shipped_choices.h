@@ -1,6 +1,7 @@
 // Choices that come with the library, of layers that were measured on one of these GPUs, in the autotuner's
 // format (tuner.h): where another algorithm or tiling is faster than what is estimated to be. Written by
-// bench/ship_choices.py.
+// bench/ship_choices.py. Those of an H100 were measured when a tile's images came one after another: the same
+// name may mean other tiles of small images now.
 #pragma once
 
 #include <string_view>
@@ -64,7 +65,6 @@ NVIDIA H100 80GB HBM3	input_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.902	14.75
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.848	24.256
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.594	14.197
-NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.277	11.574
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	61.992	73.408
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.17.16.16.0	736.064	786.304
 NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.13.16.16.0	717.152	804.928
@@ -72,7 +72,6 @@ NVIDIA H100 80GB HBM3	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 5
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.984	14.682
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.864	24.416
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.2.1.7.16.16.0	12.258	229.376
-NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.368	11.571
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	61.744	73.328
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.13.16.16.0	766.848	803.616
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.10.16.16.0	746.016	806.112
@@ -87,76 +86,94 @@ NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1230.688	1416.928
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.8.16.16.0	5679.232	6301.984
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.2.1.8.16.16.0	2432.16	2791.296
+NVIDIA H200	forward	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.2.128.2.0.0	29.273	30.996
 NVIDIA H200	forward	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	860.576	971.744
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	19.902	20.859
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.203	20.925
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	17.402	18.873
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.0.1.0.128.1.1.0	6.581	6.878
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	170.56	229.536
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	340.256	356.992
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.240.1.1.0	205.92	230.144
+NVIDIA H200	forward	float16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.2.128.2.0.0	29.358	31.064
 NVIDIA H200	forward	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	886.944	1000.416
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.1.256.1.1.0	20	20.933
-NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.2.1.0.256.2.0.0	17.358	20.819
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	17.218	18.927
+NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.0.1.0.128.1.1.0	6.602	6.874
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	171.584	229.76
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	347.168	363.264
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.240.1.0.0	205.888	234.432
-NVIDIA H200	forward	float32	high	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.0.1.5.224.1.1.0	20.384	21.173
+NVIDIA H200	forward	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.2.256.1.1.0	34.76	36.709
+NVIDIA H200	forward	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.2.256.1.1.0	34.72	36.489
 NVIDIA H200	forward	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.0.2.3.144.1.0.0	998.752	1086.208
 NVIDIA H200	forward	float32	high	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.6.224.1.0.0	503.648	579.104
 NVIDIA H200	forward	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.0.1.3.256.1.1.0	2010.144	2291.104
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	36.713	41.179
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.2.1.0.256.2.0.0	30.77	34.196
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.1.1.0.208.1.0.0	16.67	18.071
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	36.046	41.115
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.0.256.1.1.0	31.248	32.28
 NVIDIA H200	forward	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	halves	252	260.64
 NVIDIA H200	forward	float32	high	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.224.1.1.0	364.8	377.792
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1161.12	1220.224
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	30.812	33.156
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	26.051	27.514
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.746	33.008
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.224.1.0.0	390.4	418.56
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1433.12	1684.8
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1416.672	1660.544
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	566.464	606.496
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.160.1.1.0	23.043	25.046
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	17.191	18.37
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.0.1.0.224.1.1.0	9.352	9.651
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.352	49.824
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	341.952	356.864
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	196.576	231.072
-NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.160.1.1.0	30.876	33.44
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	26.333	27.826
+NVIDIA H200	input_gradient	float16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.995	33.024
 NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.240.1.0.0	395.392	426.848
 NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1478.688	1731.072
 NVIDIA H200	input_gradient	float16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	583.072	626.368
-NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.160.1.1.0	23.241	25.126
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	17.262	18.523
+NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.0.1.0.224.1.1.0	9.347	9.707
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.32	50.048
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	345.952	364.64
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	199.552	233.728
-NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.96.2.0.0	37.193	39.447
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.0.1.0.160.1.0.0	30.908	35.176
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.3.128.2.0.0	34.432	36.357
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.160.1.1.0	36.457	38.217
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.1.1.2.208.2.0.0	991.264	1031.968
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.3.256.1.0.0	2009.344	2171.104
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	28.27	35.396
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.2.0.0	34.116	36.082
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.408	92.277
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1802.56	1873.28
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.695	28.708
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.74	21.003
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.64.1.0.0	61.288	65.208
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.486	28.58
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.638	20.797
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	13.938	14.571
+NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	37.755	39.643
+NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	31.783	33.196
+NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.495	14.573
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	865.664	901.216
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.202	23.159
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.499	14.244
-NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.36	11.482
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.501	22.979
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	22.223	23.916
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	11.002	11.538
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.787	53.542
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	668.64	697.248
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	644.064	709.856
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	336.32	380.928
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	39.817	41.083
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes	13.922	14.616
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	37.787	39.717
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	31.993	33.208
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	18.062	18.663
+NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.539	14.575
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	893.664	926.144
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.16.16.17.0	22.213	23.299
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.16.16.0	11.563	14.236
-NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.3.7.7.8.0	9.352	11.472
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.773	23.22
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	22.324	24.023
+NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	10.989	11.467
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.877	53.459
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	690.56	721.024
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	668.224	739.872
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	347.2	391.424
+NVIDIA H200	weight_gradient	float32	high	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	57.114	59.808
+NVIDIA H200	weight_gradient	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.4.8.8.9.0	44.187	46.267
 NVIDIA H200	weight_gradient	float32	high	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1339.232	1392.736
 NVIDIA H200	weight_gradient	float32	high	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.16.16.16.0	773.472	990.528
+NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	54.758	57.37
+NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.4.8.8.9.0	43.403	44.976
 NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1340.352	1392.576
 NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.16.16.16.0	771.584	822.144
-NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	82.912	86.656
 NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.2.1.4.16.16.0	2529.728	2866.08
 NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1043.488	1145.664
 NVIDIA H200	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.12.16.16.0	5172.096	5559.712

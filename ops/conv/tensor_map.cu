@@ -54,14 +54,13 @@ CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups
     return static_cast<cuuint64_t>(std::max(1, (a.size - a.remainder + a.step - 1) / a.step));
   };
   const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
-  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(images.group_channels), pixels(w), pixels(h),
-                               static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(groups)};
-  const cuuint64_t strides[4] = {static_cast<cuuint64_t>(s.w) * w.step * bytes,
-                                 static_cast<cuuint64_t>(s.h) * h.step * bytes,
-                                 static_cast<cuuint64_t>(s.n) * bytes, images.group_channels * bytes};
-  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(kPixelBytes / bytes), u32(box.pitch),
-                               u32(box.images > 1 ? box.box_rows : box.slice()),
-                               u32(box.images > 1 ? box.slice() : 1), 1};
+  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(images.group_channels), pixels(w),
+                               static_cast<cuuint64_t>(n), pixels(h), static_cast<cuuint64_t>(groups)};
+  const cuuint64_t strides[4] = {
+      static_cast<cuuint64_t>(s.w) * w.step * bytes, static_cast<cuuint64_t>(s.n) * bytes,
+      static_cast<cuuint64_t>(s.h) * h.step * bytes, images.group_channels * bytes};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(kPixelBytes / bytes), u32(box.pitch), u32(box.images),
+                               u32(box.slice()), 1};
   const char* const first =
       static_cast<const char*>(images.data) +
       (static_cast<std::int64_t>(h.remainder) * s.h + static_cast<std::int64_t>(w.remainder) * s.w) *
@@ -104,16 +103,16 @@ CUtensorMap weight_map(const Tensor& w, int groups, int rows) {
 }
 
 CUtensorMap pixel_map(const Tensor& to, int groups, int fold, const ResultAxis& h, const ResultAxis& w,
-                      int bytes, int columns, int rows) {
+                      int bytes, int columns, int images, int rows) {
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
   const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
   const std::int64_t all = to.size(1) * fold, channels = all / groups, pixel = 2 * all,
                      row = to.size(3) / fold * pixel;
-  const cuuint64_t sizes[5] = {u64(channels), u64(std::max(1, w.count)), u64(std::max(1, h.count)),
-                               u64(to.size(0)), u64(groups)},
-                   strides[4] = {u64(w.step * pixel), u64(h.step * row), u64(to.size(2) * row),
+  const cuuint64_t sizes[5] = {u64(channels), u64(std::max(1, w.count)), u64(to.size(0)),
+                               u64(std::max(1, h.count)), u64(groups)},
+                   strides[4] = {u64(w.step * pixel), u64(to.size(2) * row), u64(h.step * row),
                                  u64(2 * channels)};
-  const cuuint32_t sides[5] = {u32(bytes / 2), u32(columns), u32(rows), 1, 1};
+  const cuuint32_t sides[5] = {u32(bytes / 2), u32(columns), u32(images), u32(rows), 1};
   return map_of(type_of(to.dtype()), static_cast<const char*>(to.raw()) + h.first * row + w.first * pixel,
                 sizes, strides, sides,
                 bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
@@ -128,10 +127,10 @@ CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, 
   const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
   const std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype)), row = to.size(3) * bytes,
                      channel = to.size(2) * row;
-  const cuuint64_t sizes[5] = {u64(to.size(3)), u64(rows), u64(to.size(0)), 2, u64(to.size(1) / 2)},
-                   strides[4] = {u64(row_step * row), u64(to.size(1) * channel), u64(channel),
+  const cuuint64_t sizes[5] = {u64(to.size(3)), u64(to.size(0)), u64(rows), 2, u64(to.size(1) / 2)},
+                   strides[4] = {u64(to.size(1) * channel), u64(row_step * row), u64(channel),
                                  u64(2 * channel)};
-  const cuuint32_t sides[5] = {u32(pitch), u32(box.rows), u32(box.images), u32(parities), 8};
+  const cuuint32_t sides[5] = {u32(pitch), u32(box.images), u32(box.rows), u32(parities), 8};
   return map_of(dtype == DType::float32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : type_of(dtype),
                 static_cast<const char*>(to.raw()) + first_row * row, sizes, strides, sides,
                 CU_TENSOR_MAP_SWIZZLE_NONE);

@@ -16,7 +16,7 @@ using tapedeck::conv_gemm::PlaneAxis;
 using tapedeck::conv_gemm::ResultBox;
 using tapedeck::conv_gemm::RowBoxes;
 
-/// A plane of images as five axes, (channel of a group, column, row, image, group), of which a copy brings
+/// A plane of images as five axes, (channel of a group, column, image, row, group), of which a copy brings
 /// kPixelBytes of channels of each pixel of a slice of a box; bytes as wgmma.cuh wants them, zeros outside.
 /// Float32 is rounded to TF32 on the way. Throws Error if the driver refuses.
 CUtensorMap image_map(const ChannelsLast& images, DType dtype, int n, int groups, const PlaneAxis& h,
@@ -30,16 +30,17 @@ CUtensorMap piece_map(const Tensor& images, int groups, const GatheredPieces& pi
 /// which a copy brings kPixelBytes of `rows` channels `far` at a tap. Else as image_map().
 CUtensorMap weight_map(const Tensor& w, int groups, int rows);
 
-/// One phase of results with the channels last as five axes, (channel of a group, column, row, image, group),
-/// of which a store takes `columns` of some rows, of 16-bit channels of so many bytes; `h`, `w`: where they
-/// are in the image, of which `fold` columns are one (fold.h). Bytes lie as image_map() brings them.
+/// One phase of results with the channels last as five axes, (channel of a group, column, image, row, group),
+/// of which a store takes `columns` of so many images and rows, of 16-bit channels of so many bytes; `h`,
+/// `w`: where they are in the image, of which `fold` columns are one (fold.h). Bytes lie as image_map()
+/// brings them.
 struct ResultAxis {
   int count, first, step;
 };
 CUtensorMap pixel_map(const Tensor& to, int groups, int fold, const ResultAxis& h, const ResultAxis& w,
-                      int bytes, int columns, int rows);
+                      int bytes, int columns, int images, int rows);
 
-/// One phase of rows of results `to` in nchw as five axes: (column, row, image, even or odd channel, pair of
+/// One phase of rows of results `to` in nchw as five axes: (column, image, row, even or odd channel, pair of
 /// channels). A store takes so many rows of so many images, of `parities` channels of each of eight pairs.
 CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, int pitch,
                        const ResultBox& box, int parities);

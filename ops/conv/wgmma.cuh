@@ -247,8 +247,8 @@ class Barrier {
   __device__ void arrive_and_expect(int bytes) { arrive_and_expect_at(address(), bytes); }
   /// Copies a box of announced bytes by the tensor memory accelerator, from these places of the map's axes
   /// on.
-  __device__ void copy_box(void* shared, const CUtensorMap& map, int c, int w, int h, int n, int g) {
-    copy_box_at(address(), shared_address(shared), map, c, w, h, n, g);
+  __device__ void copy_box(void* shared, const CUtensorMap& map, int a, int b, int c, int d, int e) {
+    copy_box_at(address(), shared_address(shared), map, a, b, c, d, e);
   }
   /// Arrives, and copies `bytes` from global to shared memory, all multiples of 16.
   __device__ void arrive_with_copy(void* shared, const void* global, int bytes) {
@@ -271,12 +271,12 @@ class Barrier {
                  : "memory");
   }
   __device__ __forceinline__ static void copy_box_at(unsigned address, unsigned shared,
-                                                     const CUtensorMap& map, int c, int w, int h, int n,
-                                                     int g) {
+                                                     const CUtensorMap& map, int a, int b, int c, int d,
+                                                     int e) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
         "%4, %5, %6, %7}], [%2];" ::"r"(shared),
-        "l"(&map), "r"(address), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+        "l"(&map), "r"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e)
         : "memory");
   }
   __device__ __forceinline__ static void wait_at(unsigned address, unsigned parity) {

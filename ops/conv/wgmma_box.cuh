@@ -145,9 +145,7 @@ struct BoxKernel {
                                      Barriers& barriers) {
     const BoxPlan& p = call.plan;
     if (slice >= call.slices) return;
-    const bool of_images = call.tile.images > 1;
-    const int bytes = call.slice * (of_images ? call.tile.image_pixels() : call.tile.pitch) * kPixelBytes,
-              offset = slice * call.slice, image = of_images ? offset : 0, row = of_images ? 0 : offset;
+    const int bytes = call.slice * call.tile.row_pixels() * kPixelBytes, row = slice * call.slice;
     Position at;
     for_tiles(call, first, [&](const TileAt& tile) {
       BoxPlan::Box box = p.box_of(tile.phase, tile.begin);
@@ -162,8 +160,8 @@ struct BoxKernel {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           full.copy_box(memory + (at.stage * kParts + part) * call.box_bytes + slice * bytes, map,
-                        box.chunk * kVectors * p.elements, tile.column + w.origin, tile.row + row + h.origin,
-                        tile.image + image, part * p.groups + tile.group);
+                        box.chunk * kVectors * p.elements, tile.column + w.origin, tile.image,
+                        tile.row + row + h.origin, part * p.groups + tile.group);
         }
       }
     });
@@ -415,7 +413,7 @@ struct BoxKernel {
       }
       constexpr unsigned kPixel = kPixelBytes / 16, kStep = step_of_weights(kTransposed);
       const int rows = uniform(h.taps), columns = uniform(w.taps);
-      const unsigned right = uniform(w.shift * kPixel), down = h.shift * call_.tile.pitch * kPixel;
+      const unsigned right = uniform(w.shift * kPixel), down = h.shift * call_.tile.row_pixels() * kPixel;
       unsigned row = box_at_ + boxes_.stage * kParts * call_.box_bytes / 16 + w.first * kPixel;
 #pragma unroll 1
       for (int y = 0; y < rows; ++y, row += down) {

@@ -95,10 +95,9 @@ __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts
       for (int odd = 0; odd < pieces.apart; ++odd) {
         piece.row = stage * parts * call.box_bytes;
 #pragma unroll 1
-        for (int image = tile.image; image < tile.image + call.tile.images; ++image) {
-          int y = first_row;
+        for (int y = first_row, row = 0; row < call.tile.box_rows; ++row, y += p.h.step) {
 #pragma unroll 1
-          for (int row = 0; row < call.tile.box_rows; ++row) {
+          for (int image = tile.image; image < tile.image + call.tile.images; ++image) {
             const int column = kFlat ? pieces.flat_column(odd, y, p.from_h, first) : first;
             int from = column - pieces.before(column);
             piece.column = from - column;
@@ -111,7 +110,7 @@ __device__ __forceinline__ void bring_pieces(const BoxArguments& call, int parts
               end_slot();
               from += pieces.pixels, piece.column += pieces.pixels;
             }
-            y += p.h.step, piece.row += call.tile.pitch * kPixelBytes;
+            piece.row += call.tile.pitch * kPixelBytes;
           }
         }
         piece.box += pieces.vectors << 8;

@@ -361,13 +361,14 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   if (choice.results == BoxResults::pixels) {
     announce_bulk_writes(to);
     const BoxTile& t = call.tile;
-    call.rows_at_once = StoredRows::at_once(t, call.halves == 2);
+    call.one_box = StoredRows::are_one_box(t, call.halves == 2, plan.h.most());
+    const StoredRows stored(t, call.halves == 2, 0);
     for (int i = 0; i < plan.h.phases; ++i)
       for (int j = 0; j < plan.w.phases; ++j)
-        call.maps[plan.planes() + i * plan.w.phases + j] =
-            pixel_map(to, plan.groups, fold_to, {plan.h.count[i], plan.h.to[i], plan.h.to_step},
-                      {plan.w.count[j], plan.w.to[j], plan.w.to_step},
-                      kPixelBytes / channel_copies(plan.to_channels), t.columns, call.rows_at_once);
+        call.maps[plan.planes() + i * plan.w.phases + j] = pixel_map(
+            to, plan.groups, fold_to, {plan.h.count[i], plan.h.to[i], plan.h.to_step},
+            {plan.w.count[j], plan.w.to[j], plan.w.to_step}, kPixelBytes / channel_copies(plan.to_channels),
+            t.columns, call.one_box ? stored.images : 1, call.one_box ? stored.rows : 1);
   }
   call.bias = bias.defined() ? bias.raw() : nullptr;
   call.negative_slope = static_cast<float>(negative_slope);

@@ -193,7 +193,7 @@ struct BoxOutput {
   }
 
   /// In nchw, where a tile has whole rows: each warp has its channels' results as a box in shared memory,
-  /// [channel][image][row][column], which one thread hands to the tensor memory accelerator. Of copies of
+  /// [channel][row][image][column], which one thread hands to the tensor memory accelerator. Of copies of
   /// channels the first has the even ones, the second the odd ones.
   __device__ __forceinline__ static void write_box(const BoxArguments& call, const TileAt& tile, char* memory,
                                                    const Sums& sums) {
@@ -203,8 +203,8 @@ struct BoxOutput {
               half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
               copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
               first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
-              image = tile.image + (call.tile.images > 1 ? half * box.images : 0),
-              row = tile.row + (call.tile.images > 1 ? 0 : half * box.rows);
+              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
+              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images);
     if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
     const int channels = call.log_copies == 0 ? 16 : 8, pitch = box.places * kJoined;  // of a channel
     Value* const rows = reinterpret_cast<Value*>(memory) + warp * channels * pitch;
@@ -227,7 +227,7 @@ struct BoxOutput {
     fence_async();
     __syncwarp();
     if (lane == 0) {
-      store_box(call.maps[p.planes() + tile.i], shared_address(rows), 0, row, image,
+      store_box(call.maps[p.planes() + tile.i], shared_address(rows), 0, image, row,
                 call.log_copies == 0 ? 0 : copy, (tile.group * p.to_channels + first_of_warp) / 2);
       commit_boxes();
     }
@@ -242,8 +242,8 @@ struct BoxOutput {
   }
 
   /// With the channels last: a warpgroup has its places' channels in shared memory, from where its warps hand
-  /// rows to the tensor memory accelerator, of as many columns as a tile has, or several at once where
-  /// nothing is between them. All that is left to do is about a sixth of what loops of loads and stores took.
+  /// rows to the tensor memory accelerator, of as many columns as a tile has, or all at once where nothing is
+  /// between them. All that is left to do is about a sixth of what loops of loads and stores took.
   __device__ __forceinline__ static void write_pixels(const BoxArguments& call, const TileAt& tile,
                                                       char* memory, const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
@@ -273,13 +273,14 @@ struct BoxOutput {
       const StoredRows of_half(t, call.halves == 2, half);
       const CUtensorMap& map = call.maps[p.planes() + tile.phase];
       int turn = warp % (kWarpgroup / 32);
-      for (int n = 0; n < of_half.images && of_half.first_image + n < tile.images; ++n) {
-        const unsigned image = rows + (n * t.image_pixels() << log_row);
-        for (int y = 0; y < of_half.rows && of_half.first_row + y < tile.rows; y += call.rows_at_once) {
+      const int next_row = call.one_box ? of_half.rows : 1, next_image = call.one_box ? of_half.images : 1;
+      for (int y = 0; y < of_half.rows && of_half.first_row + y < tile.rows; y += next_row) {
+        const unsigned row = rows + (y * t.row_pixels() << log_row);
+        for (int n = 0; n < of_half.images && of_half.first_image + n < tile.images; n += next_image) {
           if (turn-- != 0) continue;
           turn = kWarpgroup / 32 - 1;
-          store_box(map, image + (y * t.pitch << log_row), channel, tile.column,
-                    tile.row + of_half.first_row + y, tile.image + of_half.first_image + n, tile.group);
+          store_box(map, row + (n * t.pitch << log_row), channel, tile.column,
+                    tile.image + of_half.first_image + n, tile.row + of_half.first_row + y, tile.group);
         }
       }
       commit_boxes();

@@ -50,7 +50,7 @@ struct BoxArguments {
   int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
   BoxResults results;
   ResultBox box;     // of results, if they are boxes
-  int rows_at_once;  // of boxes of pixels
+  bool one_box;      // of pixels: whether StoredRows are
   int halves, half;  // of a tile's places, and where the second one begins, if there are two
   int staged_bytes;
   std::int8_t log_copies;  // of channel_copies()

@@ -59,7 +59,7 @@ struct BoxGradKernel {
   static constexpr int kWarpgroups = grad_warpgroups(kAtoms, kParts);
   static constexpr int kConsumers = kWarpgroups * 128, kThreads = kConsumers + 128;
   // Steps until D is added to what is written. Results of 16 bits can do with less accuracy.
-  static constexpr int kFlush = Math::kScaled ? 512 : 2048, kFlushOfParts = BoxGradPlan::kFlushOfParts;
+  static constexpr int kFlush = Math::kScaled ? 512 : 2048;
   static_assert(kFlush >= BoxGradPlan::kMostSteps);
   static constexpr int kStepWords = 16 * kPixelBytes / 16;  // from a step's pixels to the next one's
   static constexpr int kMostStages = 4;
@@ -87,7 +87,7 @@ struct BoxGradKernel {
     const BoxGradPlan& p = call.plan;
     const BoxTile& box = is_x ? p.tile.x : p.tile.y;
     if (slice >= box.slices()) return;
-    const int bytes = box.slice_pixels() * kPixelBytes, offset = slice * box.slice();
+    const int bytes = box.slice_pixels() * kPixelBytes;
     const bool of_taps = !is_x && p.tile.of_taps;
     // Of blocks of channels, or of a row's taps.
     const int boxes = is_x      ? p.x_blocks
@@ -101,7 +101,7 @@ struct BoxGradKernel {
     unsigned turn = 0;
     for (int t = work.begin; t < work.end; ++t) {
       const BoxGradPlan::Pixels at = p.pixels(t);
-      const int row = at.row + (is_x ? 0 : p.planes.h.of[work.i].origin);
+      const int row = at.row + slice * box.slice() + (is_x ? 0 : p.planes.h.of[work.i].origin);
       if (turn > 0) barriers.empty[stage].wait((turn - 1) & 1);
       Barrier& full = barriers.full[stage];
       full.arrive_and_expect(kParts * bytes * boxes);
@@ -109,8 +109,8 @@ struct BoxGradKernel {
         char* const to = memory + stage * p.stage_bytes() + part * p.part_bytes();
         for (int b = 0; b < boxes; ++b) {
           full.copy_box(to + b * of_box, map, (first + (of_taps ? 0 : b)) * kBlockChannels,
-                        at.column + (is_x ? 0 : p.column(work, b)), row + (box.images > 1 ? 0 : offset),
-                        at.image + (box.images > 1 ? offset : 0), part * p.planes.groups + work.group);
+                        at.column + (is_x ? 0 : p.column(work, b)), at.image, row,
+                        part * p.planes.groups + work.group);
         }
       }
       if (++stage == call.stages) stage = 0, ++turn;
@@ -186,7 +186,7 @@ struct BoxGradKernel {
                                         Barriers& barriers) {
     const BoxGradPlan& p = call.plan;
     const int tiles_at_once = max(1, kFlush / p.tile.steps), stage_words = p.stage_bytes() / 16,
-              steps = p.tile.steps, y_step_words = p.tile.y_step * (kPixelBytes / 16);
+              steps = p.tile.steps, y_words = p.tile.y_step * (kPixelBytes / 16);
     int stage = 0;
     unsigned turn = 0;
 #pragma unroll 1
@@ -203,6 +203,8 @@ struct BoxGradKernel {
         unsigned a = x + stage * stage_words, b = y + stage * stage_words;
         const auto multiply_steps = [&]<int kSteps>() {
           const unsigned from_a = uniform(a), from_b = uniform(b);
+          unsigned y_step_words = y_words;
+          asm volatile("" : "+r"(y_step_words));  // or multiples of it are kept in registers: too many
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < kSteps; ++s)
@@ -218,10 +220,7 @@ struct BoxGradKernel {
           }
         };
 #pragma unroll 1
-        for (int left = steps; left > 0; left -= 4) {
-          for_steps(left, multiply_steps);
-          if (p.tile.jumps_behind(steps - left + 4)) b += p.tile.jump * (kPixelBytes / 16);
-        }
+        for (int left = steps; left > 0; left -= 4) for_steps(left, multiply_steps);
         before = stage;
         if (++stage == call.stages) stage = 0, ++turn;
       }
@@ -269,10 +268,7 @@ struct BoxGradKernel {
         a += kSteps * kStepWords, b += kSteps * y_step_words;
       };
 #pragma unroll 1
-      for (int left = steps; left > 0; left -= kFlushOfParts) {
-        for_steps(left, multiply_steps);
-        if (p.tile.jumps_behind(steps - left + kFlushOfParts)) b += p.tile.jump * (kPixelBytes / 16);
-      }
+      for (int left = steps; left > 0; left -= kFlushOfParts) for_steps(left, multiply_steps);
       leave(barriers.empty[stage]);
       if (++stage == call.stages) stage = 0, ++turn;
     }
@@ -286,6 +282,13 @@ struct BoxGradKernel {
           left(call.ci - ci) {}
     int ci, left;
   };
+  /// The first of two channels of y that a thread has of eight. Found anew each time, or all that follow from
+  /// it are computed before products, and kept meanwhile.
+  __device__ __forceinline__ static int pair_of_thread() {
+    int pair = threadIdx.x % 4 * 2;
+    asm volatile("" : "+r"(pair));
+    return pair;
+  }
   __device__ __forceinline__ static auto unscaled_by(const BoxGradArguments& call) {
     if constexpr (Math::kScaled) {
       return InverseScales(call.largest_x, call.largest_y);
@@ -313,7 +316,7 @@ struct BoxGradKernel {
     template <class F>
     __device__ __forceinline__ void operator()(const BoxGradPlan::Atom& at, int four, const float4& sum,
                                                const F& unscaled) const {
-      const int co = at.y_block * kBlockChannels + four * 8 + threadIdx.x % 4 * 2,
+      const int co = at.y_block * kBlockChannels + four * 8 + pair_of_thread(),
                 tap = at.kh * call_.kernel_w + at.kw;
       if (!at.exists || co >= call_.co || row_.left <= 0) return;
       if (call_.w != nullptr) {
@@ -372,13 +375,12 @@ struct BoxGradKernel {
     }
     const Row row(call, work, x_block);
     float* const part = part_of(call, work, row);
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int atom = 0; atom < kUnit; ++atom) {
       const BoxGradPlan::Atom at = p.atom(work, unit, atom);
       if (!at.exists) continue;
       const std::int64_t tap = at.kh * call.kernel_w + at.kw;
-      const int first = at.y_block * kBlockChannels + lane % 4 * 2;
+      const int first = at.y_block * kBlockChannels + pair_of_thread();
       float* to = part + (tap * call.y_channels + first) * call.ci;
       // Or all addresses are computed before products, and kept meanwhile.
       asm volatile("" : "+l"(to));
