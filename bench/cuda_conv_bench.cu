@@ -8,12 +8,11 @@
 // algorithms are made of (ops/conv/gpu_estimate.h); for these no GPU is needed. --twice calls each of the
 // three twice, for a profiler: kernels of the second call are those of replays. --candidates times, briefly,
 // all that the autotuner would try (--kernel leaves none out), the estimated choice first, a line of JSON
-// each.
-// --sets takes shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW GROUPS; they
-// are many, and timed briefly, or once if that takes long. --passes and --kernel leave out, with no time and
-// no name, other passes, and those whose kernel, as explain() tells it before anything is tuned, has a name
-// that does not begin so. A line of JSON for each shape and mode, with the names that PyTorch's measurements
-// have: _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
+// each. --sets takes shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW
+// GROUPS; they are many, and timed briefly, or once if that takes long. --passes and --kernel leave out, with
+// no time and no name, other passes, and those whose kernel, as explain() tells it before anything is tuned,
+// has a name that does not begin so. A line of JSON for each shape and mode, with the names that PyTorch's
+// measurements have: _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
 // TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
 // (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
 // library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
