@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <tapedeck/core/error.h>
+#include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/box_choice.h>
 
 #include "conv_geometry.h"
@@ -55,10 +56,37 @@ TEST(ConvBoxChoice, WaysHaveNames) {
   EXPECT_GT(ways, 2000);
 }
 
+// Phases of columns that are swapped are next to each other, in either order, and of as much work.
+TEST(ConvBoxChoice, SwapsPhasesThatAreTwins) {
+  const auto plan = [](Size2 kernel, std::int64_t padding, std::int64_t output_padding, std::int64_t stride,
+                       std::int64_t co = 64, std::int64_t groups = 1, bool transposed = true) {
+    const ConvTranspose2dOptions options{
+        .stride = stride, .padding = padding, .output_padding = output_padding, .groups = groups};
+    return BoxPlan(
+        conv_transpose2d_geometry(Tensor::empty({4, 64, 8, 8}),
+                                  Tensor::empty({64, co / groups, kernel.h, kernel.w}), {}, options),
+        transposed, 2);
+  };
+  for (const auto& [kernel, padding] : {std::pair(2, 0), {4, 0}, {4, 1}, {6, 2}}) {
+    const BoxPlan p = plan({kernel, kernel}, padding, 0, 2);
+    EXPECT_TRUE(can_swap(p)) << kernel << " padding " << padding;
+    EXPECT_EQ(p.w.to[0] + p.w.to[1], 1);
+  }
+  EXPECT_TRUE(can_swap(plan({3, 4}, 1, 0, 2)));
+  EXPECT_FALSE(can_swap(plan({4, 3}, 1, 1, 2))) << "taps differ";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 1, 2))) << "columns differ";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 0, 1))) << "one phase";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 0, 0, 4))) << "four phases";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 0, 2, 32))) << "copies of channels";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 0, 2, 67))) << "half a pair";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 0, 2, 72 * 2, 2))) << "a warp has channels of two groups";
+  EXPECT_FALSE(can_swap(plan({4, 4}, 1, 0, 2, 64, 1, false))) << "x, which has no phases";
+}
+
 // What the kernel relies on, for plans of all sizes.
 TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
   ConvRandom random(45);
-  int chosen = 0, turns = 0, splits = 0;
+  int chosen = 0, turns = 0, splits = 0, swapped = 0;
   for (int i = 0; i < 3000; ++i) {
     const ConvCase c = random.conv_case(i % 4 == 0 ? 300 : i % 4 == 1 ? 70 : 12, i % 2 == 0 ? 20 : 300);
     const ConvTranspose2dGeometry g = geometry_of(c);
@@ -71,7 +99,8 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (const auto& [blocks, in_turns] : {std::pair(1, false), {2, false}, {1, true}}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
-          const auto results = static_cast<BoxResults>(i % 7);
+          const bool swaps = can_swap(p) && i % 3 > 0 && places_can_swap(places, i % 2 == 0 ? 2 : 4);
+          const auto results = swaps ? BoxResults::swapped : static_cast<BoxResults>(i % 7);
           if (are_folds(results) && (p.joined != 1 || p.w.to_step != 1)) continue;
           if (places > most_places(parts, p.joined)) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
@@ -80,6 +109,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
               box_choice(p, places, blocks, parts, results, i % 2 == 0 ? 2 : 4, in_turns, slots);
           if (choice.places == 0) continue;
           turns += in_turns ? 1 : 0;
+          swapped += swaps ? 1 : 0;
           ++chosen;
           ASSERT_GE(choice.box_stages, 2);
           ASSERT_GE(choice.weight_stages, 2);
@@ -116,6 +146,14 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
           ASSERT_LE(choice.splits, most_boxes);
           ASSERT_GT(choice.tiles, 0);
           ASSERT_TRUE(std::isfinite(choice.clocks));
+          if (swaps) {
+            // Blocks in pairs; what a warp is sent is no more than the box that comes there.
+            ASSERT_EQ(choice.tiles % 2, 0);
+            ASSERT_EQ(choice.splits, 1);
+            ASSERT_GE(choice.staged_bytes / 8, 32 * places / 8 * (i % 2 == 0 ? 4 : 8));
+            ASSERT_EQ(choice.staged_bytes / 8 % 128, 0);
+            ASSERT_LE(2 * t.pitch, kMostOfBox);
+          }
           if (choice.splits > 1) {
             ++splits;
             ASSERT_LE(choice.tiles * choice.splits, 132);
@@ -126,6 +164,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
   EXPECT_GT(chosen, 1000);
   EXPECT_GT(turns, 1000);
   EXPECT_GT(splits, 100);
+  EXPECT_GT(swapped, 50);
 }
 
 /// A way in numbers: what differs where its plan or its choice does (of tiles in turns, the lead).

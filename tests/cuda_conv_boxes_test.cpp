@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <vector>
 
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/explain.h>
@@ -215,6 +217,60 @@ struct Layer {
   Size2 kernel;
   ConvTranspose2dOptions options;
 };
+
+// Phases of columns that two blocks swap, by every kind of tile that can be and all numbers of places:
+// several tiles a block and less than one, parts of blocks of channels, odd numbers of images and rows,
+// halves of images, phases of rows that differ or have no taps, groups, no bias.
+TEST_F(CudaConvBoxes, SwappedPhases) {
+  int layers = 0;
+  std::map<int, int> swapped;  // of numbers of places
+  for (const Layer& l :
+       {Layer{{259, 64, 8, 8}, 128, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{37, 128, 4, 4}, 192, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{35, 72, 9, 16}, 66, {2, 2}, {.stride = 2}}, Layer{{3, 64, 31, 28}, 130, {2, 2}, {.stride = 2}},
+        Layer{{66, 128, 5, 16}, 96, {4, 4}, {.stride = 2, .padding = 1, .groups = 2}},
+        Layer{{11, 64, 12, 16}, 64, {3, 4}, {.stride = 2, .padding = 1}},
+        Layer{{9, 40, 7, 24}, 80, {1, 4}, {.stride = 2, .padding = {0, 1}}},
+        Layer{{67, 48, 1, 32}, 64, {1, 2}, {.stride = {1, 2}}},
+        Layer{{5, 40, 21, 40}, 72, {3, 6}, {.stride = {1, 2}, .padding = {1, 2}}}}) {
+    const bool has_bias = layers % 3 != 1;
+    if (layers++ % test_share() != 0) continue;
+    const Tensor x = randn(l.x).to(kCuda), b = has_bias ? randn({l.co}).to(kCuda) : Tensor{},
+                 w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
+    const auto g = conv_transpose2d_geometry(x, w, b, l.options);
+    for (OverBoxes way : kOverBoxes) {
+      if (way.algorithm == ConvAlgorithm::gathered) continue;
+      if (way.dtype == DType::bfloat16 && layers % 2 == 0) way.dtype = DType::float16;
+      const Tensor from = x.to(way.dtype), weight = w.to(way.dtype),
+                   bias = has_bias ? b.to(way.dtype) : Tensor{};
+      const auto result = [&] { return conv_transpose2d(from, weight, bias, l.options, 0.25).tensor(); };
+      set_float32_precision(Precision::highest);
+      set_conv_algorithm(ConvAlgorithm::tensor);
+      const Tensor y = result().to(Device{});
+      set_float32_precision(way.precision);
+      const bool halves = way.algorithm == ConvAlgorithm::halves, is_float = way.dtype == DType::float32;
+      const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+                bytes = static_cast<int>(size_of(way.dtype));
+      std::map<std::vector<int>, int> of_kind;
+      for (const conv_gemm::BoxWay& of : conv_gemm::box_ways(g, true, halves ? 2 : bytes, parts,
+                                                             conv_gemm::BoxResults::boxes, bytes, false)) {
+        const conv_gemm::BoxChoice& c = of.choice;
+        if (c.results != conv_gemm::BoxResults::swapped) continue;
+        // Of each kind the first ones, and the largest.
+        const int of_this = ++of_kind[{static_cast<int>(of.plan.split), c.blocks, c.in_turns ? 1 : 0}];
+        if (of_this > 2 && c.places != (is_float ? 160 : 192)) continue;
+        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way, ", places ", c.places, ", blocks ", c.blocks));
+        const ConvAlgorithmScope scope(ConvCandidate{way.algorithm, of.tiling()});
+        poison_memory();
+        expect_near("y", result().to(Device{}), y, way.tolerance, is_float ? 2 : 3);
+        ++swapped[c.places];
+      }
+    }
+  }
+  if (test_share() == 1) {
+    for (const int places : {64, 96, 160, 192}) EXPECT_GT(swapped[places], 5) << places << " places";
+  }
+}
 
 // Tiles that warpgroups have in turns: an even number and an odd one a thread block, whose taps do not fill
 // all stages; several chunks of channels, groups, phases of different numbers of taps.

@@ -241,6 +241,8 @@ TEST(CudaConvExplain, NamesVariants) {
   EXPECT_EQ(choices_of("dcgan1", DType::float64, nchw), three("matrix"));
   EXPECT_EQ(choices_of("dcgan4", bfloat16, nchw),
             concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
+  EXPECT_EQ(choices_of("dcgan2", bfloat16, nchw),
+            concat("wgmma (boxes of pixels, phases of columns swapped by two blocks), ", boxes, ", ", boxes));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::wgmma);
     EXPECT_EQ(choices_of("kb81", float32, nchw), concat(two_halves, ", ", two_halves, ", ", windows));

@@ -42,6 +42,12 @@ constexpr bool places_can_gather(int parts, int joined, int places) {
   return parts * places < 2 * 192 && joined * places < 2 * 144 && parts * joined * places < 2 * 2 * 128;
 }
 
+/// Whether kernels with so many places of one phase can swap results of so many bytes (BoxResults::swapped):
+/// the largest have no registers for that.
+constexpr bool places_can_swap(int places, int value_bytes) {
+  return places <= (value_bytes == 2 ? 192 : 160);
+}
+
 /// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
 /// share of the places.
 TAPEDECK_HD constexpr int log_channel_copies(int channels) {
@@ -62,10 +68,16 @@ inline constexpr int kSectorBytes = 32;
 
 /// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
 /// single results of rows, pairs that are neighbours in a row, or boxes; of folded columns (fold.h) what a
-/// thread has of neighbours, or of two that are not aligned to more, pairs.
-enum class BoxResults { channels, pixels, rows, pairs, boxes, folds, folded_pairs };
+/// thread has of neighbours, or of two that are not aligned to more, pairs. Swapped are boxes of both phases
+/// of columns where results of nchw step over these: two thread blocks have a phase each, and swap a half of
+/// their channels.
+enum class BoxResults { channels, pixels, rows, pairs, boxes, folds, folded_pairs, swapped };
 constexpr bool have_channels_last(BoxResults results) {
   return results == BoxResults::channels || results == BoxResults::pixels;
+}
+/// Whether the tensor memory accelerator writes boxes of rows.
+TAPEDECK_HD constexpr bool are_boxes(BoxResults results) {
+  return results == BoxResults::boxes || results == BoxResults::swapped;
 }
 constexpr bool are_folds(BoxResults results) {
   return results == BoxResults::folds || results == BoxResults::folded_pairs;
@@ -142,8 +154,24 @@ inline int staged_box_bytes(const BoxPlan& p, const ResultBox& box, int value_by
   return (channel_copies(p.to_channels) == 1 ? 16 : 8) * box.places * p.joined * value_bytes;
 }
 
+/// The same of results that are swapped, of every second channel: they come as what 32 threads have of these,
+/// before they are put in order.
+inline int staged_swap_bytes(const ResultBox& box, int places, int value_bytes) {
+  return 8 * 2 * std::max(box.places, places / 2) * value_bytes;
+}
+
+/// Whether boxes of results have whole pairs of channels, and of a warp's none of another group.
+inline bool have_whole_pairs(const BoxPlan& p) {
+  return p.to_channels % 2 == 0 && (p.to_channels % 16 == 0 || p.groups == 1);
+}
+/// Whether two blocks can swap results of a plan.
+inline bool can_swap(const BoxPlan& p) {
+  return p.has_twin_columns() && channel_copies(p.to_channels) == 1 && have_whole_pairs(p);
+}
+
 /// Whether warpgroups may have tiles in turns. What it is slow for is left out: in nchw joined phases (1.3
-/// times as long for a DCGAN's layer), boxes of results, and few channels (1.05 times for 32).
+/// times as long for a DCGAN's layer), boxes of results that are not swapped, and few channels (1.05 times
+/// for 32).
 inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
   if (parts > 1 || p.joined > 1) return false;
   return have_channels_last(results) || (results != BoxResults::boxes && channel_copies(p.to_channels) == 1);
@@ -166,21 +194,24 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   int steps = 0;
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const double taken = steps * p.taken();
-  const int of_place = results == BoxResults::boxes    ? 28 * p.joined
+  const int of_place = results == BoxResults::swapped  ? 12
+                       : results == BoxResults::boxes  ? 28 * p.joined
                        : p.joined == 2                 ? 60
                        : results == BoxResults::rows   ? 10
                        : results == BoxResults::pixels ? 2
                        : are_folds(results)            ? 12
                                                        : 6;
   // Rows of one phase of columns have gaps: no sector is written whole.
-  const bool gaps = !have_channels_last(results) && p.w.to_step > p.joined;
+  const bool swaps = results == BoxResults::swapped;
+  const int together = swaps ? 2 : p.joined;  // phases of columns
+  const bool gaps = !have_channels_last(results) && p.w.to_step > together;
   PartsOfRows parts_of_rows;
   if (!have_channels_last(results)) {
-    const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * p.joined * folded,
+    const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * together * folded,
               channels = std::min(p.to_channels, kBlockChannels * blocks) / folded;
     const bool begins_whole = !gaps && p.w.most() * of_column % kSectorBytes == 0;
     // Joined phases are compared with phases that are not, and with gaps, of which this is not known.
-    const int at_once = gaps || p.joined == 2 || results == BoxResults::folds ? 0
+    const int at_once = gaps || together == 2 || results == BoxResults::folds ? 0
                         : results == BoxResults::pairs                        ? 64
                                                                               : 32;
     parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
@@ -191,15 +222,17 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *
                              (parts == 1 ? 1 : 3) / (in_turns ? 2 : 1),
                of_places = (1.2 * of_products + of_place) / halves;
-  if (results == BoxResults::boxes) {
+  if (are_boxes(results)) {
     // Of as many rows or images as leave room for boxes to read.
-    const int unit = std::max(1, 16 / (p.joined * value_bytes));
+    const int unit = std::max(1, 16 / (together * value_bytes));
     for (int most = most_pixels(0); most > 0; most -= 32) {
       c.tile = box_tile_of_halves(p, places, halves, most, unit);
-      if (c.tile.rows == 0) return c;
+      if (c.tile.rows == 0 || c.tile.pitch * together > kMostOfBox) return c;
       const ResultBox box(c.tile, halves);
       c.half = box.places;
-      c.staged_bytes = kConsumerThreads / 32 * staged_box_bytes(p, box, value_bytes);
+      c.staged_bytes =
+          kConsumerThreads / 32 *
+          (swaps ? staged_swap_bytes(box, places, value_bytes) : staged_box_bytes(p, box, value_bytes));
       if (c.tile.pixels() <= most_pixels(c.staged_bytes)) break;
       c.tile.rows = 0;
     }
@@ -233,7 +266,8 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     c.box_stages = 2;
   // A box is left when the next one's first products are on their way.
   if (c.box_stages < 2 || c.weight_stages < 2) return c;
-  // Results as boxes take the room of weights, without which a warpgroup cannot lead.
+  // Results as boxes take the room of weights, without which a warpgroup cannot lead. (Who swaps waits
+  // anyway.)
   if (results == BoxResults::boxes && c.weight_stages < 4) return c;
   c.box_bytes = part_bytes;
   c.places = places;
@@ -266,13 +300,13 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // multiplies, but for what both wait.
   const double multiplied =
       parts == 1 ? taps * (taken * step + p.chunks * 60) : taps * (taken * 3 * step + p.chunks * 200);
-  constexpr double kBytes = 34, kRefillClocks = 1000, kStoreClocks = 100;
+  constexpr double kRefillClocks = 1000, kStoreClocks = 100;
   const double pixels_brought =
       slots > 0 ? gather_clocks(GatheredPieces(p, t, p.folded_from, value_bytes), parts, value_bytes, slots,
                                 tiles_at_border(p.w, p.from_w, count(p.w.most(), t.columns)))
-                : parts * t.pixels() * kPixelBytes / kBytes;
+                : parts * t.pixels() * kPixelBytes / kBroughtBytes;
   const double brought =
-      boxes * pixels_brought + static_cast<double>(taps) * p.chunks * weight_bytes / kBytes;
+      boxes * pixels_brought + static_cast<double>(taps) * p.chunks * weight_bytes / kBroughtBytes;
   // Of a half: each image's row is a store, of one of four warps, or all are one.
   const StoredRows stored(t, halves == 2, 0);
   const int stores = results != BoxResults::pixels                         ? 0
@@ -292,7 +326,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     const double steps_of_weights = taps * p.chunks,
                  of_weights = steps_of_weights * (tap + kRefillClocks) / c.weight_stages;
     if (slots > 0) return of_weights;  // of kernels that gather, none of these was timed
-    return std::max(of_weights + steps_of_weights * weight_bytes / kBytes / c.weight_stages,
+    return std::max(of_weights + steps_of_weights * weight_bytes / kBroughtBytes / c.weight_stages,
                     (steps_of_weights * tap + boxes * (2 * kRefillClocks + pixels_brought)) / c.box_stages);
   };
   const double tap = step / 2 * steps / std::max(1, p.chunks) * (parts == 1 ? 1 : 3),
@@ -302,6 +336,11 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // out).
   const double packing =
       4000 + packed_box_bytes(p, blocks, parts) / 280 + (results == BoxResults::pixels ? 1800 : 0);
+  // Pairs of blocks that swap results wait for each other while nothing is multiplied, but after the first
+  // tile for more than that. (By the ways of DCGANs' layers on an H200, which took 1,000 to 4,500 clocks a
+  // tile more than others that seemed to take as long.)
+  constexpr double kSwapClocks = 4000;
+  const double swapped = swaps ? kSwapClocks * (static_cast<double>(count(c.tiles, 132)) - 1) : 0;
   // In nchw bands of rows with a box for each tap are slower than this says: up to 1.3 times, by the same
   // measurements.
   const bool bands = t.rows < p.h.most() && !have_channels_last(results);
@@ -325,18 +364,19 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                           (p.to_channels > kBlockChannels ? 1.05 : 1) *
                           (written_alone > 1.5 * multiplied_alone ? 1.08 : 1);
     c.clocks = static_cast<double>(count(c.tiles, 132)) * (missed * of_taps * 1.1 * turn + parted) +
-               written_alone + 600 + packing;
+               written_alone + 600 + packing + swapped;
     return c;
   }
   const double products = of_taps * 1.2 * std::max({multiplied, brought, refilled}) / p.phases();
   // Tiles that leave half of the multiprocessors without work are split, into parts of at least eight taps.
   // (Whole ones took 1.05 to 1.1 times as long as tiles in turns that seemed to be slower.)
   const std::int64_t of_tile = std::max(1, boxes / p.phases()),
-                     most = std::min<std::int64_t>({of_tile, taps * p.chunks / p.phases() / 8,
-                                                    132 / std::max<std::int64_t>(1, c.tiles)});
-  c.clocks =
-      most > 1 ? std::numeric_limits<double>::infinity()
-               : static_cast<double>(count(c.tiles, 132)) * (products + written + parted + others) + packing;
+                     most =
+                         std::min<std::int64_t>({of_tile, taps * p.chunks / p.phases() / 8,
+                                                 132 / std::max<std::int64_t>(1, c.tiles), swaps ? 1 : 132});
+  c.clocks = most > 1 ? std::numeric_limits<double>::infinity()
+                      : static_cast<double>(count(c.tiles, 132)) * (products + written + parted + others) +
+                            packing + swapped;
   for (int splits = 2; splits <= most; ++splits) {
     const double part = static_cast<double>(count(of_tile, splits)) / static_cast<double>(of_tile),
                  bytes =
@@ -375,7 +415,8 @@ void for_box_choices(const BoxPlan& p, int parts, BoxResults results, int value_
                      const F& f) {
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return;
   const auto offer = [&](int places) {
-    if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)))
+    if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)) ||
+        (results == BoxResults::swapped && !places_can_swap(places, value_bytes)))
       return;
     const auto offer_slots = [&](int blocks, bool in_turns, int slots) {
       const BoxChoice c = box_choice(p, places, blocks, parts, results, value_bytes, in_turns, slots);
@@ -430,14 +471,13 @@ void for_box_plans(const ConvTranspose2dGeometry& g, bool transposed, int elemen
       return;
     }
     offer(plan, have_channels_last(results) ? BoxResults::channels : BoxResults::rows);
+    if (results == BoxResults::boxes && !gathers && can_swap(plan)) offer(plan, BoxResults::swapped);
     if (results == BoxResults::pixels && pixels_fit(plan, value_bytes)) offer(plan, results);
   };
   const auto offer_wide = [&](const BoxPlan& wide) {
     if (results != BoxResults::pairs && results != BoxResults::boxes) return;
     offer(wide, BoxResults::pairs);
-    if (results == BoxResults::boxes && wide.to_channels % 2 == 0 &&
-        (wide.to_channels % 16 == 0 || wide.groups == 1))
-      offer(wide, results);
+    if (results == BoxResults::boxes && have_whole_pairs(wide)) offer(wide, results);
   };
   for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
     BoxPlan plan(g, transposed, element_bytes, false, split);

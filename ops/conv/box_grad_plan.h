@@ -54,10 +54,10 @@ void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, in
       return;
     // What is multiplied, or what is brought, and for each tile about a step. (Of 24 plans' tiles, of
     // five small layers, timed on an H200, those of the least cost took 1.02 times as long as the fastest.)
-    constexpr double kBytes = 34, kTileClocks = 300;
+    constexpr double kTileClocks = 300;
     const int group = 16 * (parts == 1 ? 1 : kFlushOfParts),
               multiplied = (pixels + group - 1) / group * group;
-    f(t, std::max(multiplied * of_pixel, parts * bytes / kBytes) + kTileClocks);
+    f(t, std::max(multiplied * of_pixel, parts * bytes / kBroughtBytes) + kTileClocks);
   };
   // A part of the width: of some rows a step each, of one row several.
   const auto offer_part = [&](int rows, int columns) {

@@ -36,11 +36,12 @@
 
 namespace tapedeck::conv_gemm {
 
-inline constexpr int kMaxPlanes = 16;      // of an image that taps read
-inline constexpr int kMaxReads = 16;       // boxes along an axis, of all phases
-inline constexpr int kMostOfBox = 256;     // pixels along an axis
-inline constexpr int kPixelBytes = 128;    // of channels, in a box
-inline constexpr int kBlockChannels = 64;  // of `to` that a warpgroup has
+inline constexpr int kMaxPlanes = 16;        // of an image that taps read
+inline constexpr int kMaxReads = 16;         // boxes along an axis, of all phases
+inline constexpr int kMostOfBox = 256;       // pixels along an axis
+inline constexpr int kPixelBytes = 128;      // of channels, in a box
+inline constexpr double kBroughtBytes = 34;  // to shared memory in a clock of a multiprocessor, an estimate
+inline constexpr int kBlockChannels = 64;    // of `to` that a warpgroup has
 inline constexpr int kFarOutside = 1 << 29;
 inline constexpr int kMostSlices = 2;
 
@@ -257,7 +258,7 @@ struct BoxPlan {
     h.count_reads(), w.count_reads();
     weights = h.taps * w.taps * chunks;
     by_chunks = Divider(std::max(1, chunks));
-    by_phases_w = Divider(std::max(1, phases_w())), by_phases = Divider(std::max(1, phases()));
+    by_phases_w = Divider(std::max(1, phases_w()));
   }
 
   /// Makes it one of folded images, and leaves out steps of channels that no result sees.
@@ -296,6 +297,12 @@ struct BoxPlan {
   // Of tiles.
   TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
   TAPEDECK_HD int phases_w() const { return w.phases / joined; }
+  /// Whether there are two phases of columns, next to each other, of as many columns and as much to multiply.
+  bool has_twin_columns() const {
+    return joined == 1 && folded == 1 && folded_from == 1 && w.phases == 2 && w.to_step == 2 &&
+           w.to[0] + w.to[1] == 1 && w.count[0] == w.count[1] && w.taps_of[0] == w.taps_of[1] &&
+           w.of_phase[0] == w.of_phase[1];
+  }
   TAPEDECK_HD int planes() const { return h.planes * w.planes; }
   TAPEDECK_HD int taps(int i, int j) const { return h.of[i].taps * w.of[j].taps; }
 
@@ -360,7 +367,7 @@ struct BoxPlan {
   BoxAxis h, w;
   int joined = 1;  // phases of columns in a tile
   BoxSplit split = BoxSplit::none;
-  Divider by_chunks, by_phases_w, by_phases;
+  Divider by_chunks, by_phases_w;
   int weights = 0;  // of a group: blocks of a tap and a chunk
   // Of folded columns (fold.h): of a pixel's channels, the steps before steps_from[j] meet nothing at tap 0
   // of w.of[j], nor do those from steps_to[j] on at the last tap; if that is so anywhere.

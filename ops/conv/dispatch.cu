@@ -380,6 +380,8 @@ struct Variants {
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
+      if (way.kind != MapKind::windows && way.boxes.choice.results == BoxResults::swapped)
+        variant += ", phases of columns swapped by two blocks";
       if (way.kind != MapKind::windows) variant += folded(way.boxes.fold);
       if (way.gathers()) variant += ", gathered from nchw";
       bytes = wgmma_map_workspace(g, transposed, way, layout, factors());

@@ -279,6 +279,11 @@ class Barrier {
         "l"(&map), "r"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(e)
         : "memory");
   }
+  /// arrive_at() of another block's barrier (address_of_cluster()), by who has read what that one may write
+  /// now. Nothing is written for it, so no release to the cluster is needed, which takes long.
+  __device__ __forceinline__ static void arrive_at_other(unsigned address) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+  }
   __device__ __forceinline__ static void wait_at(unsigned address, unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -447,6 +452,20 @@ __device__ __forceinline__ float4 load_of_cluster(unsigned shared, unsigned rank
       : "r"(shared), "r"(rank)
       : "memory");
   return x;
+}
+
+/// What is at an address of this block's shared memory, in that of another one.
+__device__ __forceinline__ unsigned address_of_cluster(unsigned shared, unsigned rank) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+/// Sends words to another block's shared memory, and 16 bytes to a barrier of it, which expects them.
+__device__ __forceinline__ void send_words(unsigned to, const uint4& x, unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
 }
 
 /// Brings a map near to the tensor memory accelerator, before it is needed.

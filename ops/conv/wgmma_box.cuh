@@ -12,7 +12,11 @@
 // Where results of nchw step over columns (stride 2), a tile has N places of each of the two phases of
 // columns, and twice the sums: so that rows are written whole, and a box serves both. Alone, a phase wrote
 // every second element: a VAE's layers of 64 to 64 and 64 to 32 channels took 1.5 times as long. Products of
-// half as many places are slower, so it does not pay for layers with many channels to read.
+// half as many places are slower, so it does not pay for layers with many channels to read. Where phases have
+// as many taps each, a pair of blocks may have one each instead and swap a half of their results
+// (BoxOutput::write_swapped()): tiles stay what they are, and rows are written whole. In nchw a DCGAN's
+// second and third layer take 0.92 to 0.99 of the time with it; layers of many tiles, where blocks wait for
+// each other at each of them, up to 1.25 times as long.
 //
 // Few channels are folded: neighbouring columns are one with the channels of both (fold.h). The first and the
 // last tap of a row then meet only some channels, and take fewer steps of products.
@@ -54,8 +58,9 @@
 // or touching all parameters; two taps in a group of products where these are of few places (0.97 to 1.07
 // times as long); results of a block's only tile written by a loop from where boxes were (0.95 to 1.07 times
 // as long: perhaps sectors that are written in parts bound them, not instructions); clusters of two blocks
-// whose boxes come to both at once, which are no faster (the second-level cache does not bound) or slower,
-// and whose arrivals at barriers must not be releases to the cluster; half as many bytes of weights, or half
+// whose boxes come to both at once, which are no faster (the second-level cache does not bound) or slower
+// (also where a box has one tap: unet_up and products of 1x1 took 1.01 to 1.03 times as long), and whose
+// arrivals at barriers must not be releases to the cluster; half as many bytes of weights, or half
 // of the boxes, as if these came to two at once (1 to 2% faster); splits as blocks of a cluster, the first of
 // which adds sums from shared memory (single layers 0.56 to 1.7 times as long, on average of 377 0.99
 // to 1.02), or each a share of them (111 ways took 1.04 to 1.12 times as long as before there were such
@@ -118,6 +123,7 @@ struct BoxKernel {
     Barrier full_weight[kMostStages], empty_weight[kMostStages];
     Barrier lead;
     GatherBarriers gathered;
+    SwapBarriers swap;
   };
 
   struct Position {
@@ -549,6 +555,7 @@ struct BoxKernel {
       for (int s = 0; s < kMostStages; ++s) mine[s].initialise(arrivals);
       if (other == 0) barriers.lead.initialise(1);
       if (other == 1) barriers.gathered.initialise();
+      if (other == 3) barriers.swap.initialise();
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x == kThreads - 1) {
@@ -565,7 +572,11 @@ struct BoxKernel {
       for (int i = threadIdx.x; i < 2 * N; i += kConsumerThreads)
         places[i] = Output::place_of_result(call, i);
     }
-    __syncthreads();
+    if (call.results == BoxResults::swapped) {
+      synchronise_cluster();
+    } else {
+      __syncthreads();
+    }
     if constexpr (Math::kScaled) {
       if (call.repeats) {
         await_previous<false>();
@@ -634,7 +645,8 @@ struct BoxKernel {
       if (call.splits == 1) {
         for_joined([&]<int kPhase>() { finish(sums[kPhase], bias); });
         Output::write(call, kFewRegisters ? TileAt(call, t) : tile,  // else a part of it would be spilled
-                      reinterpret_cast<const PlaceOfResult*>(memory + at.places), memory + at.staged, sums);
+                      reinterpret_cast<const PlaceOfResult*>(memory + at.places), memory + at.staged,
+                      barriers.swap, sums);
       } else {
         float* const part =
             call.parts + static_cast<std::int64_t>(t) * (kJoined * kSums * kConsumerThreads) + threadIdx.x;

@@ -277,11 +277,13 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   call.parts = parts.data();
   const int shared = std::max(typename K::Memory(call).end, choice.shared_bytes) + call.gather_bytes + 1024;
   allow_shared_memory(box_kernel<K>, shared);
-  const std::int64_t blocks =
-      std::min<std::int64_t>(multiprocessors(to.device()), choice.tiles * call.splits);
+  const bool in_pairs = call.results == BoxResults::swapped;
+  call.by_phases = Divider(std::max(1, in_pairs ? p.h.phases : p.phases()));
+  const int all = multiprocessors(to.device()), most = in_pairs ? all - all % 2 : all;
+  const std::int64_t blocks = std::min<std::int64_t>(most, choice.tiles * call.splits);
   const auto launch = [&] {
-    launch_kernel_with_shared("conv: boxes", to.device(), box_kernel<K>, grid_size("conv", blocks),
-                              K::kThreads, shared, call);
+    launch_kernel_of_clusters("conv: boxes", to.device(), box_kernel<K>, grid_size("conv", blocks),
+                              K::kThreads, shared, dim3(in_pairs ? 2 : 1), call);
   };
   launch();
   if (call.largest_is_guess) {
@@ -350,13 +352,14 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
                       plan.plane_h(i), plan.plane_w(j), call.tile);
   call.results = choice.results, call.staged_bytes = choice.staged_bytes;
   call.in_turns = choice.in_turns, call.halves = choice.halves(), call.half = choice.half;
-  if (choice.results == BoxResults::boxes) {
+  if (are_boxes(choice.results)) {
     announce_bulk_writes(to);
+    const bool swaps = choice.results == BoxResults::swapped;
     call.box = ResultBox(call.tile, call.halves);
     for (int i = 0; i < plan.h.phases; ++i)
-      call.maps[plan.planes() + i] =
-          result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i], call.tile.pitch * plan.joined,
-                     call.box, channel_copies(plan.to_channels) == 1 ? 2 : 1);
+      call.maps[plan.planes() + i] = result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i],
+                                                call.tile.pitch * (swaps ? 2 : plan.joined), call.box,
+                                                swaps || channel_copies(plan.to_channels) > 1 ? 1 : 2);
   }
   if (choice.results == BoxResults::pixels) {
     announce_bulk_writes(to);

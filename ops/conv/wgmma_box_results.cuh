@@ -12,7 +12,9 @@
 // few for one to be half a tile ahead. Rows of pixels, with weights read as they lie, made layers in bfloat16
 // 1.05 to 1.3 times as fast. A loop of nchw is many small steps
 // (1,150 instructions a warp and tile, by a profile): twice as many rows at once in shared memory took 1 to
-// 1.11 times as long.
+// 1.11 times as long. Without what some calls do not need (adding where there is no bias, comparing channels
+// that all exist, copies of channels that there are none of) a tile has 0.75 of the instructions: kb69 in
+// bfloat16 took 0.95 of the time, all layers' forward with channels last 0.99.
 #pragma once
 
 #include <tapedeck/core/launch_kernel.cuh>
@@ -20,6 +22,19 @@
 #include <tapedeck/ops/conv/wgmma_box_tile.cuh>
 
 namespace tapedeck::cu::conv_gemm {
+
+/// Of two blocks of a cluster that swap results: of each warp, whether what the other block's warp sends has
+/// come (data and barrier are in this block's shared memory, where waiting for one shows the other), whether
+/// the other one may be sent more, and how often they have swapped.
+struct SwapBarriers {
+  __device__ void initialise() {
+#pragma unroll
+    for (int w = 0; w < kConsumerThreads / 32; ++w)
+      come[w].initialise(1), free[w].initialise(1), turns[w] = 0;
+  }
+  Barrier come[kConsumerThreads / 32], free[kConsumerThreads / 32];
+  unsigned turns[kConsumerThreads / 32];
+};
 
 /// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products.
 template <class Math, int kPlaces, int kOfPlace>
@@ -34,7 +49,8 @@ struct BoxOutput {
   /// instructions.
   static constexpr bool kWeightsCanLie = Math::kOperandParts == 1 && !Math::kScaled && kJoined == 1,
                         kCanBeInOrder = kJoined == 1 && (sizeof(Value) == 2 || kWeightsCanLie),
-                        kCanBePixels = kJoined == 1 && sizeof(Value) == 2;
+                        kCanBePixels = kJoined == 1 && sizeof(Value) == 2,
+                        kCanSwap = kJoined == 1 && places_can_swap(N, sizeof(Value));
 
   // Sum k of a consumer is of channel `channel(call, k)` of its block and `place(k)` of its warpgroup. A warp
   // has 16 channels; those of channel_copies() have the same ones.
@@ -111,7 +127,8 @@ struct BoxOutput {
 
   /// What becomes of sums: without their scales, with their bias, as a Rectifier has them (ops/rectifier.h).
   struct Finish {
-    __device__ explicit Finish(const BoxArguments& call) : slope(call.negative_slope) {
+    __device__ explicit Finish(const BoxArguments& call)
+        : slope(call.negative_slope), has_bias(call.bias != nullptr) {
       if constexpr (Math::kScaled) scales = InverseScales(call.largest, call.largest_weight);
     }
     /// All of a thread's sums of a phase at once, before any of them is written: for each few that are
@@ -125,14 +142,13 @@ struct BoxOutput {
           pin(sums);  // else it would be a selection of each sum
         }
       }
+      if constexpr (Math::kScaled) {
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        const float of_channel = bias[k / 2 % 2];
-        if constexpr (Math::kScaled) {
-          sums[k] = fmaf(sums[k], scales.second, of_channel);
-        } else {
-          sums[k] += of_channel;
-        }
+        for (int k = 0; k < kCount; ++k) sums[k] = fmaf(sums[k], scales.second, bias[k / 2 % 2]);
+      } else if (has_bias) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) sums[k] += bias[k / 2 % 2];
+        pin(sums);  // else it would be a selection of each sum
       }
       if (slope == 1) return;
       if (slope == 0) {
@@ -144,6 +160,7 @@ struct BoxOutput {
       }
     }
     float slope;
+    bool has_bias;
     InverseScales scales;
   };
 
@@ -161,7 +178,9 @@ struct BoxOutput {
 
   /// Writes a warpgroup's finished sums.
   __device__ static void write(const BoxArguments& call, const TileAt& tile, const PlaceOfResult* places,
-                               char* memory, const Sums& sums) {
+                               char* memory, SwapBarriers& barriers, const Sums& sums) {
+    if constexpr (kCanSwap)
+      if (call.results == BoxResults::swapped) return write_swapped(call, tile, memory, barriers, sums[0]);
     if (call.results == BoxResults::boxes) return write_box(call, tile, memory, sums);
     if constexpr (kCanBePixels)
       if (call.results == BoxResults::pixels) return write_pixels(call, tile, memory, sums[0]);
@@ -232,13 +251,110 @@ struct BoxOutput {
       commit_boxes();
     }
   }
+  /// In nchw, of results that step over columns: blocks of a pair have a phase of columns each of the same
+  /// tile. Warps of the same channels swap them: the first block's has the even channels of both phases then,
+  /// the second one's the odd ones, and each hands whole rows to the tensor memory accelerator as write_box()
+  /// does. What comes lies as the threads have it, where the box is made of it.
+  ///
+  /// (Written by a phase, rows have a result in every second place: 64 to 128 stores a thread that fill no
+  /// sector, which with all around them took some 10 of the 26 us of a DCGAN's layer in a profile on an H200.
+  /// Plain stores to the other block, with a release and an arrival behind all, took 0.98 to 1.07 times as
+  /// long in unet_up.)
+  __device__ __forceinline__ static void write_swapped(const BoxArguments& call, const TileAt& tile,
+                                                       char* memory, SwapBarriers& barriers,
+                                                       const float (&sums)[kSums]) {
+    const BoxPlan& p = call.plan;
+    const ResultBox& box = call.box;
+    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
+              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
+              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
+              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
+              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images);
+    // The same for both blocks.
+    if (first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
+    const unsigned rank = rank_in_cluster();
+    const bool is_first = p.w.to[tile.j] == 0;  // of a row's results
+    char* const mine = memory + warp * (call.staged_bytes / (kConsumerThreads / 32));
+    const unsigned come = shared_address(&barriers.come[warp]), free = shared_address(&barriers.free[warp]);
+    constexpr int kGroupWords = sizeof(Value) / 2, kWords = kSums / 4 * kGroupWords;  // a group: eight places
+    const unsigned turn = barriers.turns[warp];
+    __syncwarp();
+    if (lane == 0) {
+      barriers.turns[warp] = turn + 1;
+      Barrier::arrive_and_expect_at(come, 32 * kWords * 4);
+    }
+    if (turn > 0) {
+      if (lane == 0) {
+        await_boxes_read();
+        Barrier::arrive_at_other(address_of_cluster(free, rank ^ 1));
+      }
+      Barrier::wait_at(free, (turn - 1) & 1);
+    }
+    static_assert(kWords % 4 == 0);
+    const unsigned there = address_of_cluster(shared_address(mine), rank ^ 1) + lane * kVectorBytes,
+                   to_come = address_of_cluster(come, rank ^ 1);
+    std::uint32_t kept[kWords], words[kWords];
+#pragma unroll
+    for (int v = 0; v < kWords / 4; ++v) {
+      std::uint32_t sent[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int word = 4 * v + i, k = word / kGroupWords * 4, e = word % kGroupWords;
+        std::uint32_t even, odd;
+        if constexpr (sizeof(Value) == 2) {
+          even = pair_of(sums[k], sums[k + 1]), odd = pair_of(sums[k + 2], sums[k + 3]);
+        } else {
+          // Copies: where sums themselves go on, products wait for each other (C7520).
+          asm volatile("mov.b32 %0, %1;" : "=r"(even) : "f"(sums[k + e]));
+          asm volatile("mov.b32 %0, %1;" : "=r"(odd) : "f"(sums[k + 2 + e]));
+        }
+        kept[word] = rank == 0 ? even : odd, sent[i] = rank == 0 ? odd : even;
+        asm volatile("" : "+r"(kept[word]));  // here, so that sums need no registers longer
+      }
+      send_words(there + v * (32 * kVectorBytes), make_uint4(sent[0], sent[1], sent[2], sent[3]), to_come);
+    }
+    Barrier::wait_at(come, turn & 1);
+#pragma unroll
+    for (int v = 0; v < kWords / 4; ++v) {
+      const uint4 x = load_words(shared_address(mine) + (v * 32 + lane) * kVectorBytes);
+      words[4 * v] = x.x, words[4 * v + 1] = x.y, words[4 * v + 2] = x.z, words[4 * v + 3] = x.w;
+    }
+    __syncwarp();
+    // Of two places both phases' results.
+    const int pitch = box.places * 2 * static_cast<int>(sizeof(Value));  // of a channel
+    char* const to = mine + lane / 4 * pitch + lane % 4 * (4 * sizeof(Value));
+#pragma unroll
+    for (int g = 0; g < kSums / 4; ++g) {
+      if (place(4 * g) >= box.places) continue;
+      std::uint32_t first[kGroupWords], second[kGroupWords];
+#pragma unroll
+      for (int e = 0; e < kGroupWords; ++e) {
+        const std::uint32_t a = kept[g * kGroupWords + e], b = words[g * kGroupWords + e];
+        first[e] = is_first ? a : b, second[e] = is_first ? b : a;
+      }
+      char* const of_group = to + g * (16 * sizeof(Value));
+      if constexpr (sizeof(Value) == 2) {
+        *reinterpret_cast<uint2*>(of_group) =
+            make_uint2(__byte_perm(first[0], second[0], 0x5410), __byte_perm(first[0], second[0], 0x7632));
+      } else {
+        *reinterpret_cast<uint4*>(of_group) = make_uint4(first[0], second[0], first[1], second[1]);
+      }
+    }
+    fence_async();
+    __syncwarp();
+    if (lane == 0) {
+      store_box(call.maps[p.planes() + tile.i], shared_address(mine), 0, image, row, static_cast<int>(rank),
+                (tile.group * p.to_channels + first_of_warp) / 2);
+      commit_boxes();
+    }
+  }
   /// Whether results find their places in a table.
   __device__ __forceinline__ static bool needs_places(const BoxArguments& call) {
-    return call.splits == 1 && call.results != BoxResults::boxes && call.results != BoxResults::pixels;
+    return call.splits == 1 && !are_boxes(call.results) && call.results != BoxResults::pixels;
   }
   /// What ends a kernel.
   __device__ __forceinline__ static void end(const BoxArguments& call) {
-    if (call.results == BoxResults::boxes || call.results == BoxResults::pixels) await_boxes_read();
+    if (are_boxes(call.results) || call.results == BoxResults::pixels) await_boxes_read();
   }
 
   /// With the channels last: a warpgroup has its places' channels in shared memory, from where its warps hand
@@ -253,18 +369,10 @@ struct BoxOutput {
     const unsigned rows = uniform(shared_address(memory)) + half * (((N << log_row) + 1023) & ~1023);
     if (lane == 0) await_boxes_read();
     synchronise_warpgroup();
-    // Lanes of a matrix have the same channels of eight places: as bytes are swizzled, other banks.
-    const int mask = (8 >> call.log_copies) - 1, of_eight = lane % 8,
-              vector = (channel_of_warp(call) / 8 + lane / 8 % 2) ^ (of_eight >> call.log_copies & mask),
-              copy = copy_of_warp(call), copies_mask = (1 << call.log_copies) - 1;
-    const unsigned to = rows + ((lane / 16 * 8 + of_eight) << log_row) + vector * kVectorBytes;
-#pragma unroll
-    for (int i = 0; i < kSums; i += 8) {  // 16 places
-      if ((i / 8 & copies_mask) != copy) continue;
-      std::uint32_t words[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) words[k] = pair_of(sums[i + 2 * k], sums[i + 2 * k + 1]);
-      store_transposed(to + (i * 2 << log_row), words);
+    if (call.log_copies == 0) {
+      stage_pixels<true>(call, rows, sums);
+    } else {
+      stage_pixels<false>(call, rows, sums);
     }
     fence_async();
     synchronise_warpgroup();
@@ -286,6 +394,42 @@ struct BoxOutput {
       commit_boxes();
     }
     __syncwarp();
+  }
+
+  /// Sums to rows of channels, one for each place. kAll: where there are no copies of channels, which takes
+  /// half as many instructions.
+  template <bool kAll>
+  __device__ __forceinline__ static void stage_pixels(const BoxArguments& call, unsigned rows,
+                                                      const float (&sums)[kSums]) {
+    // Lanes of a matrix have the same channels of eight places: as bytes are swizzled, other banks.
+    const int log_copies = kAll ? 0 : call.log_copies, log_row = 7 - log_copies, lane = threadIdx.x % 32,
+              of_eight = lane % 8, mask = (8 >> log_copies) - 1,
+              vector = (channel_of_warp(call) / 8 + lane / 8 % 2) ^ (of_eight >> log_copies & mask),
+              copy = copy_of_warp(call), copies_mask = (1 << log_copies) - 1;
+    const unsigned to = rows + ((lane / 16 * 8 + of_eight) << log_row) + vector * kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 8) {  // 16 places
+      if (!kAll && (i / 8 & copies_mask) != copy) continue;
+      std::uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) words[k] = pair_of(sums[i + 2 * k], sums[i + 2 * k + 1]);
+      store_transposed(to + (i * 2 << log_row), words);
+    }
+  }
+
+  /// Writes a place's values of channels `step` apart, of which `count` exist, if the place does.
+  template <int kChannels, class V>
+  __device__ __forceinline__ static void write_place(Value* to, std::int64_t step, int count, bool exists,
+                                                     const V (&values)[kChannels]) {
+    const auto write_all = [&](const auto& is_there) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) store_if(is_there(c), to + c * step, values[c]);
+    };
+    if (count >= kChannels) {  // nothing to compare
+      write_all([&](int) { return exists; });
+    } else {
+      write_all([&](int c) { return exists && c < count; });
+    }
   }
 
   /// In nchw: a warp's 16 channels have a row each of kStagedPlaces results.
@@ -321,9 +465,7 @@ struct BoxOutput {
 #pragma unroll
       for (int c = 0; c < 16; ++c) values[c] = convert<Value>(rows[block_row(c) * kStagedPitch + lane]);
       __syncwarp();
-      Value* const result = to + at.offset;
-#pragma unroll
-      for (int c = 0; c < 16; ++c) store_if(mine && c < channels, result + c * step, values[c]);
+      write_place(to + at.offset, step, channels, mine, values);
     }
   }
 
@@ -374,10 +516,8 @@ struct BoxOutput {
           values[c] = {convert<Value>(pair.x), convert<Value>(pair.y)};
         }
         __syncwarp();
-        Value* const result = to + at.offset + odd * step;
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          store_if(mine && 2 * c + odd < channels, result + (kFolded ? c : 2 * c) * step, values[c]);
+        write_place(to + at.offset + odd * step, kFolded ? step : 2 * step,
+                    kFolded ? (channels + 1) / 2 : (channels - odd + 1) / 2, mine, values);
       }
     }
   }
@@ -441,9 +581,7 @@ struct BoxOutput {
       for (int c = 0; c < kChannels; ++c)
         values[c] = load_word((loaded ^ (kFolded ? c : c / 2) * kVectorBytes) + c * kRowBytes);
       __syncwarp();
-      Value* const result = to + at.offset;
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) store_if(mine && c < channels, result + c * step, values[c]);
+      write_place(to + at.offset, step, channels, mine, values);
     }
   }
 

@@ -44,6 +44,7 @@ struct BoxArguments {
   int blocks;  // of channels in a tile: 1 or 2
   int tiles_block, tiles, splits;
   Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
+  Divider by_phases;  // of results; of their rows, if a pair of blocks has those of columns
   BoxPlace::Dividers by_place;
   int slices, slice;                         // of a box: tile.slices() and tile.slice()
   int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
@@ -77,10 +78,15 @@ struct BoxTileAt {
       index = quotient;
       return rest;
     };
+    // A pair of blocks has both phases of columns of a tile.
+    const bool swaps = call.results == BoxResults::swapped;
+    const int of_pair = index & 1;
+    if (swaps) index >>= 1;
     block = next(call.by_blocks);
-    const int turn = next(p.by_phases);
+    const int turn = next(call.by_phases);
     // Phases have different numbers of taps: a thread block does not always get the same one.
-    phase = p.by_phases.modulo(turn + index, p.by_phases.divide(turn + index));
+    phase = call.by_phases.modulo(turn + index, call.by_phases.divide(turn + index));
+    if (swaps) phase = 2 * phase + of_pair;
     column = next(call.by_columns) * call.tile.columns;
     row = next(call.by_rows) * call.tile.rows;
     image = next(call.by_images) * call.tile.images;
