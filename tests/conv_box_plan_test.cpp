@@ -34,7 +34,7 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
 
 /// Tiles of several images whose halves two warpgroups have.
 struct HalvesSeen {
-  int odd_rows = 0, even_rows = 0, one_row = 0, one_box = 0, rows_beyond = 0;
+  int odd_rows = 0, even_rows = 0, one_row = 0, one_box = 0, rows_beyond = 0, swapped = 0;
 };
 
 /// `halves`: of tiles whose results are written as boxes; 0: by places. `pixels`: as boxes of pixels, row by
@@ -52,7 +52,9 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   }
   if (p.planes() > kMaxPlanes) return false;
   const bool boxes = halves > 0 && !pixels;
-  if (boxes && p.joined == 1 && p.w.to_step != 1) return false;
+  const bool swaps = boxes && p.has_twin_columns();  // with the tile of the other phase
+  if (boxes && p.joined == 1 && p.w.to_step != 1 && !swaps) return false;
+  const int together = swaps ? 2 : p.joined;  // phases in a box of results
   if (pixels && p.joined == 2) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
   const int unit = pixels ? 1 << random.in(0, 2) : 4;
@@ -69,6 +71,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   if (boxes && tile.rows > 0) {
     EXPECT_EQ(tile.pitch % unit, 0);
     EXPECT_LE(tile.pitch * p.joined, kMostOfBox);
+    if (tile.pitch * together > kMostOfBox) return false;  // as box_choice() says
     EXPECT_EQ((tile.halves_are_of_rows() ? tile.rows : tile.images) % halves, 0);
     of_half = places;
     places = (halves - 1) * results.places + places;  // in a tile
@@ -84,6 +87,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   }
   EXPECT_LE(tile.places(), places);
   EXPECT_LE(tile.pixels(), 2048);
+  if (seen != nullptr && swaps) ++seen->swapped;
   if (seen != nullptr && halves == 2 && tile.images > 1) {
     ++(tile.rows == 1 ? seen->one_row : tile.rows % 2 == 1 ? seen->odd_rows : seen->even_rows);
     if (pixels && StoredRows::are_one_box(tile, true, p.h.most())) ++seen->one_box;
@@ -186,17 +190,18 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
             // A box of results in shared memory, of which the map leaves out what is outside.
             for (int half = 0; half < halves && boxes; ++half) {
               EXPECT_EQ(column, 0);
-              EXPECT_EQ(p.w.to[j], 0);
-              EXPECT_EQ(p.w.to[j + p.joined - 1], p.joined - 1);
+              EXPECT_EQ(p.w.to[j] + (swaps ? p.w.to[1 - j] : 0), swaps ? 1 : 0);
+              EXPECT_EQ(p.w.to[j + p.joined - 1], swaps ? p.w.to[j] : p.joined - 1);
               for (int m = 0; m < p.to_channels; ++m)
                 for (int n = 0; n < results.images; ++n)
                   for (int y = 0; y < results.rows; ++y)
-                    for (int x = 0; x < tile.pitch * p.joined; ++x) {
+                    for (int x = 0; x < tile.pitch * together; ++x) {
+                      if (swaps && x % 2 != p.w.to[j]) continue;  // the other tile's
                       const bool of_rows = tile.halves_are_of_rows();
                       const int image_at = image + (of_rows ? 0 : half * results.images) + n,
                                 row_at = row + (of_rows ? half * results.rows : 0) + y;
                       if (image_at >= p.n || row_at >= p.h.count[i] || x >= to_w) continue;
-                      const int place = (y * results.images + n) * tile.pitch + x / p.joined;
+                      const int place = (y * results.images + n) * tile.pitch + x / together;
                       EXPECT_LT(place, of_half);
                       write(m, image_at, row_at, x,
                             sums[static_cast<std::size_t>(x % p.joined)][static_cast<std::size_t>(m)]
@@ -313,6 +318,7 @@ TEST(ConvBoxPlan, OfManySmallImages) {
     EXPECT_GT(seen.even_rows, 50);
     EXPECT_GT(seen.one_row, 50);
   }
+  EXPECT_GT(boxes.swapped, 50);
   EXPECT_GT(pixels.odd_rows, 50);
   EXPECT_GT(pixels.one_box, 50);
   EXPECT_GT(boxes.rows_beyond, 50);

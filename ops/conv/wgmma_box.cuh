@@ -15,8 +15,8 @@
 // half as many places are slower, so it does not pay for layers with many channels to read. Where phases have
 // as many taps each, a pair of blocks may have one each instead and swap a half of their results
 // (BoxOutput::write_swapped()): tiles stay what they are, and rows are written whole. In nchw a DCGAN's
-// second and third layer take 0.92 to 0.99 of the time with it; layers of many tiles, where blocks wait for
-// each other at each of them, up to 1.25 times as long.
+// second and third layer take 0.89 to 0.95 of the time with it; layers of many tiles, where blocks wait for
+// each other at each of them, up to 1.2 times as long.
 //
 // Few channels are folded: neighbouring columns are one with the channels of both (fold.h). The first and the
 // last tap of a row then meet only some channels, and take fewer steps of products.
@@ -49,7 +49,7 @@
 // box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 750 TFLOP/s; 64 to 64 channels, 3x3: 613; 1024 to 512, kernel 2, stride 2: 594. What mattered:
+// 4, stride 2: 759 TFLOP/s; 64 to 64 channels, 3x3: 599; 1024 to 512, kernel 2, stride 2: 617. What mattered:
 // that products of a tap are in line (see multiply_tap; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
@@ -59,7 +59,7 @@
 // times as long); results of a block's only tile written by a loop from where boxes were (0.95 to 1.07 times
 // as long: perhaps sectors that are written in parts bound them, not instructions); clusters of two blocks
 // whose boxes come to both at once, which are no faster (the second-level cache does not bound) or slower
-// (also where a box has one tap: unet_up and products of 1x1 took 1.01 to 1.03 times as long), and whose
+// (also where a box has one tap: unet_up and products of 1x1 took 1.01 to 1.04 times as long), and whose
 // arrivals at barriers must not be releases to the cluster; half as many bytes of weights, or half
 // of the boxes, as if these came to two at once (1 to 2% faster); splits as blocks of a cluster, the first of
 // which adds sums from shared memory (single layers 0.56 to 1.7 times as long, on average of 377 0.99
