@@ -396,8 +396,8 @@ struct BoxOutput {
     __syncwarp();
   }
 
-  /// Sums to rows of channels, one for each place. kAll: where there are no copies of channels, which takes
-  /// half as many instructions.
+  /// Sums to rows of channels, one for each place. kAll: where there are no copies of channels: places are
+  /// known then, and nothing is tested.
   template <bool kAll>
   __device__ __forceinline__ static void stage_pixels(const BoxArguments& call, unsigned rows,
                                                       const float (&sums)[kSums]) {
