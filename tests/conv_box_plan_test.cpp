@@ -190,8 +190,10 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
             // A box of results in shared memory, of which the map leaves out what is outside.
             for (int half = 0; half < halves && boxes; ++half) {
               EXPECT_EQ(column, 0);
-              EXPECT_EQ(p.w.to[j] + (swaps ? p.w.to[1 - j] : 0), swaps ? 1 : 0);
-              EXPECT_EQ(p.w.to[j + p.joined - 1], swaps ? p.w.to[j] : p.joined - 1);
+              if (!swaps) {
+                EXPECT_EQ(p.w.to[j], 0);
+                EXPECT_EQ(p.w.to[j + p.joined - 1], p.joined - 1);
+              }
               for (int m = 0; m < p.to_channels; ++m)
                 for (int n = 0; n < results.images; ++n)
                   for (int y = 0; y < results.rows; ++y)

@@ -218,8 +218,8 @@ struct Layer {
   ConvTranspose2dOptions options;
 };
 
-// Phases of columns that two blocks swap, by every kind of tile that can be and all numbers of places:
-// several tiles a block and less than one, parts of blocks of channels, odd numbers of images and rows,
+// Phases of columns that two blocks swap, by every kind of tile that can be, with the fewest places and the
+// most: several tiles a block and less than one, parts of blocks of channels, odd numbers of images and rows,
 // halves of images, phases of rows that differ or have no taps, groups, no bias.
 TEST_F(CudaConvBoxes, SwappedPhases) {
   int layers = 0;
