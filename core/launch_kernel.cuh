@@ -20,6 +20,14 @@ __device__ __forceinline__ void await_previous() {
 #endif
 }
 
+/// In a kernel that did not leave room: lets the next one's blocks come from now on, where some of this one's
+/// have ended.
+__device__ __forceinline__ void leave_room() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 /// Queues a kernel, which must call await_previous() (or as preparations.cuh says) before it touches global
 /// memory, on the current stream of `device`, with so many bytes of dynamic shared memory; `cluster`: how
 /// many blocks are one (sm_90).

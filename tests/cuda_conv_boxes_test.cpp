@@ -227,7 +227,8 @@ TEST_F(CudaConvBoxes, SwappedPhases) {
   for (const Layer& l :
        {Layer{{259, 64, 8, 8}, 128, {4, 4}, {.stride = 2, .padding = 1}},
         Layer{{37, 128, 4, 4}, 192, {4, 4}, {.stride = 2, .padding = 1}},
-        Layer{{35, 72, 9, 16}, 66, {2, 2}, {.stride = 2}}, Layer{{3, 64, 31, 28}, 130, {2, 2}, {.stride = 2}},
+        Layer{{21, 64, 3, 4}, 66, {2, 2}, {.stride = 2}}, Layer{{35, 72, 9, 16}, 66, {2, 2}, {.stride = 2}},
+        Layer{{3, 64, 31, 28}, 130, {2, 2}, {.stride = 2}},
         Layer{{66, 128, 5, 16}, 96, {4, 4}, {.stride = 2, .padding = 1, .groups = 2}},
         Layer{{11, 64, 12, 16}, 64, {3, 4}, {.stride = 2, .padding = 1}},
         Layer{{9, 40, 7, 24}, 80, {1, 4}, {.stride = 2, .padding = {0, 1}}},

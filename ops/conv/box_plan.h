@@ -54,14 +54,17 @@ struct BoxTaps {
   std::int8_t plane = 0, remainder = 0;  // which plane is read: its pixels' remainder by the stride
 };
 
+/// What a kernel's block looks at first comes first, together (see BoxArguments).
 struct BoxAxis {
-  int phases = 0, count[kMaxPhases] = {}, to[kMaxPhases] = {}, to_step = 1;  // of results
-  int planes = 0, step = 1;               // of what is read; one of phases and planes is 1
-  int reads = 1;                          // boxes of a phase, at most
+  int count[kMaxPhases] = {};             // of results, of a phase
   std::int8_t of_phase[kMaxPhases] = {};  // boxes that a phase has
-  int taps_of[kMaxPhases] = {};           // of a phase's boxes
+  int phases = 0, reads = 1;              // reads: boxes of a phase, at most
   int taps = 0;                           // of all boxes
+  int planes = 0, step = 1;               // of what is read; one of phases and planes is 1
+  int to_step = 1;                        // from a phase's result to the next one
   BoxTaps of[kMaxReads];                  // [phase][read]
+  int to[kMaxPhases] = {};                // a phase's first result
+  int taps_of[kMaxPhases] = {};           // of a phase's boxes
 
   int most() const { return *std::max_element(count, count + kMaxPhases); }
   /// Pixels that a box has beyond the results.
@@ -108,9 +111,11 @@ inline BoxAxis transposed_box_axis(const ConvAxis& a) {
     b.count[i] = p.count, b.to[i] = p.to, b.to_step = p.to_step;
     const int last = p.taps - 1;  // reads the first pixel
     if (p.taps > 0)
-      b.of[i] = {p.taps,           p.tap + last * p.tap_step,
-                 -p.tap_step,      p.from + last * p.tap_from_step,
-                 -p.tap_from_step, 0};
+      b.of[i] = {.taps = p.taps,
+                 .tap = p.tap + last * p.tap_step,
+                 .tap_step = -p.tap_step,
+                 .origin = p.from + last * p.tap_from_step,
+                 .shift = -p.tap_from_step};
   }
   return b;
 }
@@ -241,13 +246,13 @@ struct BoxPlan {
         groups(static_cast<int>(g.groups)),
         from_channels(static_cast<int>(transposed ? g.group_ci() : g.group_co())),
         to_channels(static_cast<int>(transposed ? g.group_co() : g.group_ci())),
-        from_h(static_cast<int>(transposed ? g.h.in : g.h.out)),
-        from_w(static_cast<int>(transposed ? g.w.in : g.w.out)),
         elements(kVectorBytes / element_bytes),
         vectors((from_channels + elements - 1) / elements),
         chunks((vectors + kVectors - 1) / kVectors),
         h(transposed ? transposed_box_axis(g.h) : plain_box_axis(g.h)),
-        w(transposed ? transposed_box_axis(g.w) : plain_box_axis(g.w)) {
+        w(transposed ? transposed_box_axis(g.w) : plain_box_axis(g.w)),
+        from_h(static_cast<int>(transposed ? g.h.in : g.h.out)),
+        from_w(static_cast<int>(transposed ? g.w.in : g.w.out)) {
     if (join && w.phases == 2) {
       join_phases(w);
       joined = 2;
@@ -320,7 +325,8 @@ struct BoxPlan {
     const int of_h = by_phases_w.divide(phase), of_w = by_phases_w.modulo(phase, of_h),
               first = of_w * joined * w.reads, columns = columns_of_boxes(of_w);
     Box box{of_h * h.reads, first, 0, first, first + columns};
-    if (index == 0) return box;  // where no tile is split: a division is slow between tiles
+    if (index == 0) [[likely]]
+      return box;  // where no tile is split: a division is slow between tiles
     const int pair = by_chunks.divide(index), row = pair / columns;
     box.i += row, box.j += pair - row * columns, box.chunk = by_chunks.modulo(index, pair);
     return box;
@@ -361,14 +367,14 @@ struct BoxPlan {
   }
 
   int n = 0, groups = 1, from_channels = 0, to_channels = 0;  // channels of a group
-  int from_h = 0, from_w = 0;
-  int elements = 4;             // of a vector
-  int vectors = 0, chunks = 0;  // of a group's channels; chunks of kPixelBytes
-  BoxAxis h, w;
-  int joined = 1;  // phases of columns in a tile
-  BoxSplit split = BoxSplit::none;
+  int elements = 4;                                           // of a vector
+  int vectors = 0, chunks = 0;                                // of a group's channels; chunks of kPixelBytes
+  int weights = 0;                                            // of a group: blocks of a tap and a chunk
+  int joined = 1;                                             // phases of columns in a tile
   Divider by_chunks, by_phases_w;
-  int weights = 0;  // of a group: blocks of a tap and a chunk
+  BoxSplit split = BoxSplit::none;
+  BoxAxis h, w;
+  int from_h = 0, from_w = 0;
   // Of folded columns (fold.h): of a pixel's channels, the steps before steps_from[j] meet nothing at tap 0
   // of w.of[j], nor do those from steps_to[j] on at the last tap; if that is so anywhere.
   bool is_narrow = false;
@@ -378,8 +384,7 @@ struct BoxPlan {
  private:
   /// Boxes along rows that tiles of a phase of columns, or of joined phases, read.
   TAPEDECK_HD int columns_of_boxes(int j) const {
-    if (joined == 1) return w.of_phase[j];
-    const int a = w.of_phase[2 * j], b = w.of_phase[2 * j + 1];
+    const int a = w.of_phase[joined * j], b = w.of_phase[joined * j + joined - 1];
     return a > b ? a : b;
   }
   static int remainder_of(const BoxAxis& axis, int plane) {

@@ -17,7 +17,9 @@
 // element, and saves a kernel that reads and writes all of it.
 //
 // Copies of scaled halves by a guess (largest.cuh) raise the tensor's second word where a magnitude is beyond
-// it; a kernel of few blocks then does it all again, or, nearly always, nothing.
+// it; after all preparations a kernel of few blocks then does it all again, or, nearly always, nothing. (It
+// takes some 2.4 us on an H200. Right behind its copy it kept others from beginning beside that: weight's
+// gradients of layers with two such copies took up to 1.03 times as long.)
 #include <algorithm>
 
 #include <tapedeck/ops/conv/channel_padding.h>
@@ -144,10 +146,11 @@ constexpr bool kNormalizes = false;
 template <class T, class Split>
 constexpr bool kNormalizes<Normalized<T, Split>> = true;
 
-/// begin_preparation(). A copy beside another one keeps its fence, which takes half a microsecond: without,
-/// a timeline on an H100 had both take 7 instead of 4.2 us (dcgan2, TF32, channels last). In the benchmark
-/// that layer gained nothing by it; one copy after the other was slower.
-__device__ __forceinline__ void begin_copy(bool beside) {
+/// begin_preparation(), or what a repetition begins with. A copy beside another one keeps its fence, which
+/// takes half a microsecond: without, a timeline on an H100 had both take 7 instead of 4.2 us (dcgan2, TF32,
+/// channels last). In the benchmark that layer gained nothing by it; one copy after the other was slower.
+__device__ __forceinline__ void begin_copy(bool beside, Scale scale) {
+  if (scale == Scale::repeated) return await_previous();
   begin_preparation(beside);
   if (beside) __threadfence();
 }
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, transpose_blocks<Split, kStep, kFew>
   constexpr int kAcross = kStep * 32 > kPixels ? kStep * 32 / kPixels : 1,
                 kTurns = kPixels * kAcross / (kStep * 32), kWords = kRowWords / (kWarps * kAcross),
                 kLanes = 32 / kAcross;
-  begin_copy(a.beside);
+  begin_copy(a.beside, a.scale);
   __shared__ std::uint32_t words[kParts][kPixels * kRowWords];
   Split split(a.largest, a.scale, a.prologue);
   if (!split.has_work()) return end_preparation(a.beside);
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 6) pad_kernel(const __grid_constant_
   using To = typename Split::To;
   constexpr int kParts = Split::kParts, kElements = kVectorBytes / sizeof(To),
                 kLoad = kVectorBytes / sizeof(From);
-  begin_copy(a.beside);
+  begin_copy(a.beside, a.scale);
   __shared__ uint4 loads[kPadAtOnce * kThreads + 8];
   const auto* const words = reinterpret_cast<const std::uint32_t*>(loads);
   Split split(a.largest, a.scale, a.prologue);
@@ -401,7 +404,7 @@ __global__ void __launch_bounds__(kThreads)
                  const conv_gemm::Divider channels, const unsigned* largest, Scale scale,
                  const __grid_constant__ ChannelPrologue prologue, bool beside) {
   constexpr int kParts = Split::kParts;
-  begin_copy(beside);
+  begin_copy(beside, scale);
   Split split(largest, scale, prologue);
   if (!split.has_work()) return end_preparation(beside);
   for (std::int64_t first = std::int64_t{blockIdx.x} * (kSplitAtOnce * kThreads) + threadIdx.x; first < count;
@@ -438,12 +441,6 @@ __global__ void __launch_bounds__(kThreads)
   end_preparation(beside);
 }
 
-/// launch(scale, whether it is beside others), and where the scale is a guess, once more.
-template <class F>
-void launch_scaled(const Magnitude& largest, Preparations& preparations, const F& launch) {
-  launch(largest.is_guess ? Scale::guessed : Scale::known, preparations.next_is_beside());
-  if (largest.is_guess) launch(Scale::repeated, false);
-}
 /// A thread block for each of `parts`, or few if they hardly ever have work.
 unsigned blocks_of(Device device, std::int64_t parts, Scale scale) {
   const std::int64_t most = scale == Scale::repeated ? 4 * multiprocessors(device) : parts;
@@ -463,25 +460,22 @@ conv_gemm::ReachedRows rows_copied(const ConvAxis* rows) {
 
 /// Queues what fills a copy. `a`: of the copy, and its channels.
 template <class Split>
-void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparations& preparations) {
+void fill(const Tensor& images, Arguments a, bool leaves_room) {
   using From = typename Split::From;
   constexpr int kElements = kVectorBytes / sizeof(typename Split::To), kParts = Split::kParts;
   const Device device = images.device();
   if constexpr (std::is_same_v<From, float>) {
     if (has_channels_last(images) && a.padded == a.channels) {
       const std::int64_t count = images.count() / 4;
-      return launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
-        launch_kernel("conv: halves", device, split_kernel<Split>,
-                      blocks_of(device, ceil_div(count, kSplitAtOnce * kThreads), scale), kThreads,
-                      static_cast<const float4*>(images.read()), reinterpret_cast<uint2*>(a.to), count,
-                      (a.padded << a.log_fold) / 4, conv_gemm::Divider(a.padded / 4), largest.words, scale,
-                      a.prologue, beside);
-      });
+      return launch_kernel("conv: halves", device, split_kernel<Split>,
+                           blocks_of(device, ceil_div(count, kSplitAtOnce * kThreads), a.scale), kThreads,
+                           static_cast<const float4*>(images.read()), reinterpret_cast<uint2*>(a.to), count,
+                           (a.padded << a.log_fold) / 4, conv_gemm::Divider(a.padded / 4), a.largest, a.scale,
+                           a.prologue, a.beside);
     }
   }
   const std::int64_t plane = images.size(2) * images.size(3);
   uint4* const to = a.to;
-  a.largest = largest.words;
   a.plane = conv_gemm::Divider(plane), a.width = conv_gemm::Divider(images.size(3));
   if (images.layout() == Layout::nhwc) {
     if constexpr (!kNormalizes<Split>) {  // can_apply()
@@ -495,18 +489,14 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
         a.tile_vectors /= 2;
       const std::int64_t tiles = ceil_div(vectors, a.tile_vectors);
       a.tiles = static_cast<int>(grid_size("conv", tiles));
-      launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
-        a.scale = scale, a.beside = beside;
-        launch_kernel("conv: channels apart", device, pad_kernel<Split>, blocks_of(device, tiles, scale),
-                      kThreads, a);
-      });
+      launch_kernel("conv: channels apart", device, pad_kernel<Split>, blocks_of(device, tiles, a.scale),
+                    kThreads, a);
     }
     return;
   }
   a.strides = ImageStrides(images.strides());
   std::int64_t copied = plane;  // of an image
   if (!a.rows.are_all()) {
-    if (a.rows.count == 0) return;
     a.plane = a.width, a.image_rows = conv_gemm::Divider(a.rows.count);
     a.height = static_cast<int>(images.size(2)), copied = a.rows.count * images.size(3);
   }
@@ -520,7 +510,10 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
   const auto tiles_of = [&](std::int64_t pixels, bool few) {
     return ceil_div(words, kRowWords) * ceil_div(pixels, rows_of_tile(kParts, few) << a.log_split);
   };
-  const bool few = tiles_of(images.size(0) * copied, false) < 4 * multiprocessors(device);
+  // Small tiles are sooner ready, but many of them leave other kernels' blocks no room. (On an H200, with
+  // half as many at most, a DCGAN's and a VAE's layers whose weights are packed beside the copy took 0.95
+  // to 1.01 of the time; weight's gradients, which have two copies, up to 1.2 times as long.)
+  const bool few = tiles_of(images.size(0) * copied, false) < (leaves_room ? 2 : 4) * multiprocessors(device);
   const auto kernel_of = [&]<bool kFew, bool kSome>() {
     constexpr bool kAll = !kSome || kNormalizes<Split>;
     return neighbours(4)   ? transpose_kernel<Split, 4, kFew, kAll>
@@ -535,17 +528,14 @@ void fill(const Tensor& images, const Magnitude& largest, Arguments a, Preparati
       few ? kernel_of_rows.template operator()<true>() : kernel_of_rows.template operator()<false>();
   // Kernels count pixels in 31 bits.
   const std::int64_t images_at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / plane);
-  launch_scaled(largest, preparations, [&](Scale scale, bool beside) {
-    a.scale = scale, a.beside = beside;
-    for (std::int64_t n = 0; n < images.size(0); n += images_at_once, a.beside = true) {
-      a.from = static_cast<const From*>(images.read()) + n * a.strides.n;
-      a.to = to + n * plane * a.padded * kParts / kElements;
-      a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * copied);
-      const std::int64_t tiles = tiles_of(a.pixels, few);
-      a.tiles = static_cast<int>(grid_size("conv", tiles));
-      launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, scale), kThreads, a);
-    }
-  });
+  for (std::int64_t n = 0; n < images.size(0); n += images_at_once, a.beside = true) {
+    a.from = static_cast<const From*>(images.read()) + n * a.strides.n;
+    a.to = to + n * plane * a.padded * kParts / kElements;
+    a.pixels = static_cast<unsigned>(std::min(images_at_once, images.size(0) - n) * copied);
+    const std::int64_t tiles = tiles_of(a.pixels, few);
+    a.tiles = static_cast<int>(grid_size("conv", tiles));
+    launch_kernel("conv: channels last", device, kernel, blocks_of(device, tiles, a.scale), kThreads, a);
+  }
 }
 
 }  // namespace
@@ -588,8 +578,16 @@ void ChannelsLast::copy(const Tensor& images, int groups, const ConvAxis* rows, 
   a.group = conv_gemm::Divider(group_channels), a.padded = padded;
   while (1 << a.log_fold < form.fold) ++a.log_fold;
   if constexpr (kNormalizes<Split>) a.prologue = ChannelPrologue(prologue);
-  make_ = [images, largest, prologue, a](Preparations& preparations) {
-    fill<Split>(images, largest, a, preparations);
+  if (images.layout() == Layout::nchw && !copied.are_all() && copied.count == 0) return;  // nothing is read
+  a.largest = largest.words, a.scale = largest.is_guess ? Scale::guessed : Scale::known;
+  make_ = [images, prologue, a](Preparations& preparations, bool leaves_room) {
+    Arguments first = a;
+    first.beside = preparations.next_is_beside();
+    fill<Split>(images, first, leaves_room);
+    if (a.scale != Scale::guessed) return;
+    Arguments again = a;
+    again.scale = Scale::repeated;
+    preparations.repeat_at_end([images, again] { fill<Split>(images, again, false); });
   };
 }
 

@@ -31,9 +31,10 @@ class ChannelsLast {
   /// Whether a prologue may be applied to images: there is a copy. `scaled`: of halves.
   static bool can_apply(const Tensor& images, int groups, bool scaled);
 
-  /// Queues what fills the copy on the current stream, if there is one and it is new.
-  void make(Preparations& preparations) const {
-    if (make_) make_(preparations);
+  /// Queues what fills the copy on the current stream, if there is one and it is new; preparations.end()
+  /// completes it. `leaves_room`: a transpose, for a kernel that packs weights beside it.
+  void make(Preparations& preparations, bool leaves_room = false) const {
+    if (make_) make_(preparations, leaves_room);
   }
 
   const void* data;
@@ -47,7 +48,7 @@ class ChannelsLast {
   void fold_columns(int fold);
 
   std::shared_ptr<void> copy_;
-  std::function<void(Preparations&)> make_;
+  std::function<void(Preparations&, bool leaves_room)> make_;
 };
 
 }  // namespace tapedeck::cu

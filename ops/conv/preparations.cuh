@@ -23,24 +23,33 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <tapedeck/core/launch_kernel.cuh>
 
 namespace tapedeck::cu {
 
-/// Counts such kernels where they are queued, one directly after another. One that waits for those before,
-/// to repeat their work, begins like a first one and may be among them.
+/// Counts such kernels where they are queued, one directly after another.
 class Preparations {
  public:
   /// `any`: whether one is queued already.
   explicit Preparations(bool any = false) : any_(any) {}
   /// What to tell the next kernel: whether it is beside another one.
   bool next_is_beside() { return std::exchange(any_, true); }
+  /// What end() calls: it queues a kernel that makes again what one of these made, if that was wrong. That
+  /// one begins with await_previous(): it waits for all of these, and its reader may come at once.
+  void repeat_at_end(std::function<void()> repeat) { repetitions_.push_back(std::move(repeat)); }
+  /// After the last of these, before who reads what they make.
+  void end() {
+    for (const auto& repeat : std::exchange(repetitions_, {})) repeat();
+  }
 
  private:
   bool any_;
+  std::vector<std::function<void()>> repetitions_;
 };
 
 /// What such a kernel begins with, in place of await_previous().

@@ -424,13 +424,29 @@ __device__ __forceinline__ void store_words_if(bool does, unsigned shared, const
                : "memory");
 }
 
+/// A named barrier of kCount threads: to wait there, or only to tell that one is there. (__syncthreads(),
+/// where others only arrive at barrier 0, was an illegal instruction on an H200.)
+template <int kCount>
+__device__ __forceinline__ void meet(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
+}
+template <int kCount>
+__device__ __forceinline__ void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
+}
+
+/// For who has initialised barriers, before others are told.
+__device__ __forceinline__ void fence_initialised() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 /// Two warpgroups take turns by named barriers: one waits for its own until the other one has passed the
 /// turn.
 __device__ __forceinline__ void await_turn(int barrier) {
-  asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
+  meet<256>(barrier);
 }
 __device__ __forceinline__ void pass_turn(int barrier) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+  arrive<256>(barrier);
 }
 
 // Blocks of a cluster: which one this is; a barrier of all their threads that have not ended, after which

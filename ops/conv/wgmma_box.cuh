@@ -54,21 +54,21 @@
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
 // next kernel's blocks come early, which made small layers 1.2 to 1.4 times as slow, or once a block has
-// multiplied (0.94 to 1.18 times as long); bringing all maps near to the accelerator before they are needed,
-// or touching all parameters; two taps in a group of products where these are of few places (0.97 to 1.07
-// times as long); results of a block's only tile written by a loop from where boxes were (0.95 to 1.07 times
-// as long: perhaps sectors that are written in parts bound them, not instructions); clusters of two blocks
-// whose boxes come to both at once, which are no faster (the second-level cache does not bound) or slower
-// (also where a box has one tap: unet_up and products of 1x1 took 1.01 to 1.04 times as long), and whose
-// arrivals at barriers must not be releases to the cluster; half as many bytes of weights, or half
-// of the boxes, as if these came to two at once (1 to 2% faster); splits as blocks of a cluster, the first of
-// which adds sums from shared memory (single layers 0.56 to 1.7 times as long, on average of 377 0.99
-// to 1.02), or each a share of them (111 ways took 1.04 to 1.12 times as long as before there were such
-// splits; with another kernel that adds sums 0.92 to 1; an H200 has 39 clusters of three at once, 30 of
-// four); weights that are packed by pairs of channels (1.04 to 1.2 times as long); moments of channels for
-// a batch normalisation behind it, from sums in registers with a branch for each place: a DCGAN's layers of
-// 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes 7 to 15, and large layers
-// up to 12% more without being asked for them.
+// multiplied (0.94 to 1.18 times as long; only the kernel that adds splits' sums may); bringing all maps near
+// to the accelerator before they are needed, or touching all parameters; two taps in a group of products
+// where these are of few places (0.97 to 1.07 times as long); results of a block's only tile written by a
+// loop from where boxes were (0.95 to 1.07 times as long: perhaps sectors that are written in parts bound
+// them, not instructions); clusters of two blocks whose boxes come to both at once, which are no faster (the
+// second-level cache does not bound) or slower (also where a box has one tap: unet_up and products of 1x1
+// took 1.01 to 1.04 times as long), and whose arrivals at barriers must not be releases to the cluster; half
+// as many bytes of weights, or half of the boxes, as if these came to two at once (1 to 2% faster); splits as
+// blocks of a cluster, the first of which adds sums from shared memory (single layers 0.56 to 1.7 times as
+// long, on average of 377 0.99 to 1.02), or each a share of them (111 ways took 1.04 to 1.12 times as long as
+// before there were such splits; with another kernel that adds sums 0.92 to 1; an H200 has 39 clusters of
+// three at once, 30 of four); weights that are packed by pairs of channels (1.04 to 1.2 times as long);
+// moments of channels for a batch normalisation behind it, from sums in registers with a branch for each
+// place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes
+// 7 to 15, and large layers up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +93,8 @@ struct BoxKernel {
   static constexpr bool kSpares = places_can_gather(kParts, kJoined, N);
   static constexpr bool kCanGather = sizeof(typename Math::Element) == 2 && kSpares;
   static constexpr int kConsumerRegisters = kSpares ? 224 : 232, kOtherRegisters = kSpares ? 56 : 40;
-  static constexpr int kTurns = 3;  // the first of two named barriers
+  // Named barriers; kTurns: the first of two. 1 and 2 are BoxOutput's.
+  static constexpr int kTurns = 3, kBringersMeet = 5, kAllMeet = 6;
 
   template <class F>
   __device__ __forceinline__ static void for_joined(const F& f) {
@@ -115,12 +116,13 @@ struct BoxKernel {
     return kParts * call.blocks * kBlockBytes;
   }
   /// Threads that bring a share of it each.
-  __device__ __forceinline__ static int weight_shares(const BoxArguments& call) {
+  __device__ __host__ __forceinline__ static int weight_shares(const BoxArguments& call) {
     return call.slots > 0 ? 1 : 2;
   }
+  // Rings of stages, in the order of the warps that make their barriers.
+  static constexpr int kFullBox = 0, kEmptyBox = 1, kFullWeight = 2, kEmptyWeight = 3;
   struct Barriers {
-    Barrier full_box[kMostStages], empty_box[kMostStages];
-    Barrier full_weight[kMostStages], empty_weight[kMostStages];
+    Barrier rings[4][kMostStages];
     Barrier lead;
     GatherBarriers gathered;
     SwapBarriers swap;
@@ -134,16 +136,15 @@ struct BoxKernel {
     }
   };
 
-  /// Calls f with a thread block's tiles, of which it has the first one. Where there are more, addresses must
-  /// be computed for all threads of a warp at once, by instructions that take only what follows from
-  /// parameters and the block: else who brings is too slow for tensor cores (unet_up in nchw took 1.06 times
-  /// as long).
+  /// Calls f with a thread block's tiles, of which it has the first one. Addresses of the others must be
+  /// computed for all threads of a warp at once, by instructions that take only what follows from parameters
+  /// and the block: else who brings is too slow for tensor cores (unet_up in nchw took 1.06 times as long).
   template <class F>
   __device__ __forceinline__ static void for_tiles(const BoxArguments& call, const TileAt& first,
                                                    const F& f) {
-    if (call.tiles * call.splits == static_cast<int>(gridDim.x)) return f(first);
+    f(first);
 #pragma unroll 1
-    for (int t = blockIdx.x; t < call.tiles * call.splits; t += gridDim.x) f(TileAt(call, t));
+    for (int t = blockIdx.x + gridDim.x; t < call.tiles * call.splits; t += gridDim.x) f(TileAt(call, t));
   }
 
   /// A slice of each box.
@@ -159,8 +160,8 @@ struct BoxKernel {
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box), at.advance(call.box_stages)) {
         const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j];
         const CUtensorMap& map = call.maps[h.plane * p.w.planes + w.plane];
-        if (at.turn > 0) barriers.empty_box[at.stage].wait((at.turn - 1) & 1);
-        Barrier& full = barriers.full_box[at.stage];
+        if (at.turn > 0) barriers.rings[kEmptyBox][at.stage].wait((at.turn - 1) & 1);
+        Barrier& full = barriers.rings[kFullBox][at.stage];
         full.arrive_and_expect(kParts * bytes);
         if (b == tile.begin) await_previous<false>();
 #pragma unroll
@@ -179,7 +180,7 @@ struct BoxKernel {
     char* const slots = memory - call.gather_bytes;
     if (warp > 0) {
       BoxGatherer<Math>(call, memory, slots, warp - 1)
-          .run(warp - 1, barriers.gathered, barriers.full_box, barriers.empty_box);
+          .run(warp - 1, barriers.gathered, barriers.rings[kFullBox], barriers.rings[kEmptyBox]);
     } else if (is_first_of_warp()) {
       if (call.pieces.flat) {
         bring_pieces<kJoined, true>(call, kParts, slots, barriers.gathered);
@@ -213,8 +214,8 @@ struct BoxKernel {
           if (b == tile.begin) await_previous<false>();
 #pragma unroll 1
           for (int tap = 0; tap < taps; ++tap, at.advance(call.weight_stages)) {
-            if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
-            barriers.full_weight[at.stage].arrive_with_copy(weights + at.stage * bytes, from, mine);
+            if (at.turn > 0) barriers.rings[kEmptyWeight][at.stage].wait((at.turn - 1) & 1);
+            barriers.rings[kFullWeight][at.stage].arrive_with_copy(weights + at.stage * bytes, from, mine);
             from += static_cast<std::int64_t>(call.tiles_block) * bytes;
           }
         }
@@ -243,8 +244,8 @@ struct BoxKernel {
         for (int y = 0; y < rows; ++y)
 #pragma unroll 1
           for (int x = 0; x < columns; ++x, at.advance(call.weight_stages)) {
-            if (at.turn > 0) barriers.empty_weight[at.stage].wait((at.turn - 1) & 1);
-            Barrier& full = barriers.full_weight[at.stage];
+            if (at.turn > 0) barriers.rings[kEmptyWeight][at.stage].wait((at.turn - 1) & 1);
+            Barrier& full = barriers.rings[kFullWeight][at.stage];
             full.arrive_and_expect(all * kWeightRows * kPixelBytes);
             const int tap = p.tap_of(box.i, box.j, y, x, call.kernel_w);
 #pragma unroll 1
@@ -270,8 +271,8 @@ struct BoxKernel {
     __device__ Consumer(const BoxArguments& call, const char* memory, const char* weights, Barriers& barriers,
                         int warpgroup)
         : call_(call),
-          boxes_(barriers.full_box, barriers.empty_box, call.box_stages),
-          weights_(barriers.full_weight, barriers.empty_weight, call.weight_stages),
+          boxes_(barriers.rings[kFullBox], barriers.rings[kEmptyBox], call.box_stages),
+          weights_(barriers.rings[kFullWeight], barriers.rings[kEmptyWeight], call.weight_stages),
           lead_(shared_address(&barriers.lead)),
           box_at_(descriptor_of(memory) +
                   (call.halves == 2 ? warpgroup * call.half * (kPixelBytes / 16) : 0)),
@@ -528,45 +529,75 @@ struct BoxKernel {
     return lane == 0;
   }
 
+  /// Whether this call is one that repeats what was not wrong.
+  __device__ __forceinline__ static bool repeats_nothing(const BoxArguments& call) {
+    if constexpr (Math::kScaled) {
+      if (call.repeats) {
+        await_previous<false>();
+        return !is_beyond(call.largest[1], call.largest[0]);
+      }
+    }
+    return false;
+  }
+
+  /// What the warps beside the consumers do.
+  __device__ __forceinline__ static void bring(const BoxArguments& call, char* memory, const Memory& at,
+                                               Barriers& barriers, int warp) {
+    leave_registers<kOtherRegisters>();
+    if (is_first_of_warp()) {
+      prefetch_map(call.maps[warp < kMostSlices || call.weights == BoxWeights::packed ? 0 : kMaxPlanes]);
+      Barrier* const ring = barriers.rings[warp];
+      const int arrivals = call.arrivals[warp];
+#pragma unroll
+      for (int s = 0; s < kMostStages; ++s) ring[s].initialise(arrivals);
+      if (kCanGather && call.slots > 0 && warp == 0) [[unlikely]]
+        barriers.gathered.initialise();
+      fence_initialised();
+    }
+    TileAt first(call, blockIdx.x);
+    settle(first);
+    meet<kWarpgroup>(kBringersMeet);
+    if (call.results == BoxResults::swapped) {
+      synchronise_cluster();
+    } else {
+      arrive<kThreads>(kAllMeet);  // consumers are ready later
+    }
+    if (repeats_nothing(call)) return;
+    if constexpr (kCanGather) {
+      if (call.slots > 0 && warp <= kGatherWarps) {
+        await_previous<false>();
+        return make_boxes(call, warp, memory, barriers);
+      }
+    }
+    if (!is_first_of_warp()) return;
+    if (warp < kMostSlices) return bring_boxes(call, first, warp, memory, barriers);
+    const int share = call.slots > 0 ? 0 : warp - kMostSlices;
+    if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
+      return bring_lying_weights(call, first, share, memory + at.weights, barriers);
+    bring_weights(call, first, share, weight_shares(call), memory + at.weights, barriers);
+  }
+
   /// In line: at a call the assembler lets each product wait for itself (C7510), 1.3 to 1.8 times as long.
   __device__ __forceinline__ static void run(const BoxArguments& call, char* memory, Barriers& barriers) {
     const Memory at(call);
-    // What brings boxes begins as soon as there are barriers; meanwhile places are found. Small layers, of a
-    // tile for each multiprocessor, take 7 microseconds, most of which warps spend on a thousand instructions
-    // (a profile on an H200): so four warps make barriers, places are not divided by what is not known
-    // before, and boxes with all steps have a loop of their own (0.90 to 0.97 of the time). A timeline on an
-    // H100 has 1 to 1.4 us from where a warp begins to look for its first tile until it has it. (Not that
-    // instructions come from memory: straight code of 64 KB, run after another kernel, took less than 0.3
-    // clocks more for each, of 128 KB 0.6 to 1.4. Perhaps parameters by an index do.) So who brings does that
-    // while barriers are made, and others find places, both before a kernel before is over; who brings waits
-    // for that only when it knows what comes first.
-    const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
-    const int other = warp - kConsumerThreads / 32;
-    if (other >= 0 && is_first_of_warp()) {
-      Barrier* const mine = other == 0   ? barriers.full_box
-                            : other == 1 ? barriers.full_weight
-                            : other == 2 ? barriers.empty_box
-                                         : barriers.empty_weight;
-      const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32,
-                arrivals = other == 0   ? (call.slots > 0 ? call.pieces.all() : call.slices)
-                           : other == 1 ? weight_shares(call)
-                                        : readers;
-#pragma unroll
-      for (int s = 0; s < kMostStages; ++s) mine[s].initialise(arrivals);
-      if (other == 0) barriers.lead.initialise(1);
-      if (other == 1) barriers.gathered.initialise();
-      if (other == 3) barriers.swap.initialise();
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    // Small layers have a tile for each multiprocessor, and an eighth to a half of their time is over before
+    // the first product: in dcgan2 in bfloat16, channels last, of some 28,000 clocks of a block 5,200 until
+    // its first box was asked for, and 1,200 until that came (clocks read in the kernel, an H200). It is not
+    // arithmetic. In small kernels of their own, a jump to code that the launch had not run yet took 75 to
+    // 100 clocks, or up to 300 where another kernel had run in between (straight code does not wait), and a
+    // line of 64 bytes of parameters that had not been read yet another 70; lines that different warps read
+    // came one after another. So what is looked at first is together in parameters, on the way to the first
+    // box little is jumped over, and warps that bring wait for no consumer, nor for the kernel before until
+    // they know what comes first. Layers of a DCGAN and a VAE in bfloat16 then took 0.83 to 1 of the time
+    // (forward and input gradient).
+    const int other = uniform(static_cast<int>(threadIdx.x) / 32) - kConsumerThreads / 32;
+    if (other >= 0) return bring(call, memory, at, barriers, other);
+    if (threadIdx.x == 0) {
+      barriers.lead.initialise(1);
+      if (call.results == BoxResults::swapped) barriers.swap.initialise();
+      fence_initialised();
     }
-    if (threadIdx.x == kThreads - 1) {
-      prefetch_map(call.maps[0]);
-      if (call.weights != BoxWeights::packed) prefetch_map(call.maps[kMaxPlanes]);
-    }
-    TileAt brought;
-    if (other >= 0 && call.tiles * call.splits == static_cast<int>(gridDim.x)) {
-      brought = TileAt(call, blockIdx.x);
-      settle(brought);
-    } else if (Output::needs_places(call)) {
+    if (Output::needs_places(call)) {
       PlaceOfResult* const places = reinterpret_cast<PlaceOfResult*>(memory + at.places);
 #pragma unroll 1
       for (int i = threadIdx.x; i < 2 * N; i += kConsumerThreads)
@@ -575,29 +606,9 @@ struct BoxKernel {
     if (call.results == BoxResults::swapped) {
       synchronise_cluster();
     } else {
-      __syncthreads();
+      meet<kThreads>(kAllMeet);
     }
-    if constexpr (Math::kScaled) {
-      if (call.repeats) {
-        await_previous<false>();
-        if (!is_beyond(call.largest[1], call.largest[0])) return;
-      }
-    }
-    if (warp >= kConsumerThreads / 32) {
-      leave_registers<kOtherRegisters>();
-      if constexpr (kCanGather) {
-        if (call.slots > 0 && other <= kGatherWarps) {
-          await_previous<false>();
-          return make_boxes(call, other, memory, barriers);
-        }
-      }
-      if (!is_first_of_warp()) return;
-      if (other < kMostSlices) return bring_boxes(call, brought, other, memory, barriers);
-      const int share = call.slots > 0 ? 0 : other - kMostSlices;
-      if (Output::kWeightsCanLie && call.weights != BoxWeights::packed)
-        return bring_lying_weights(call, brought, share, memory + at.weights, barriers);
-      return bring_weights(call, brought, share, weight_shares(call), memory + at.weights, barriers);
-    }
+    if (repeats_nothing(call)) return;
     take_registers<kConsumerRegisters>();
     const int warpgroup = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     const bool in_turns = kParts == 1 && call.in_turns;
@@ -648,6 +659,7 @@ struct BoxKernel {
                       reinterpret_cast<const PlaceOfResult*>(memory + at.places), memory + at.staged,
                       barriers.swap, sums);
       } else {
+        leave_room();  // for the kernel that adds sums
         float* const part =
             call.parts + static_cast<std::int64_t>(t) * (kJoined * kSums * kConsumerThreads) + threadIdx.x;
 #pragma unroll

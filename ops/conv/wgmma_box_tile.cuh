@@ -18,20 +18,37 @@ struct alignas(16) PlaceOfResult {
 static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 
 struct BoxArguments {
-  BoxPlan plan;
+  // What blocks look at first comes first, in as few lines of 64 bytes as can be (BoxKernel::run()).
+  int tiles, splits;
+  Divider by_blocks, by_phases, by_columns, by_rows,
+      by_images;  // by the number of tiles along these; phases:
+                  // of rows, if a pair has those of columns
   BoxTile tile;
+  BoxResults results;
+  std::uint16_t arrivals[4];  // at a barrier of each of BoxKernel's rings
+  int slots, gather_bytes;    // of boxes that the kernel makes (wgmma_box_gather.cuh), if it does: slots, and
+                              // bytes of shared memory before boxes
+  Divider by_tiles;
+  const char* packed;
+  Divider by_splits;
+  int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
+  int slices, slice;                         // of a box: tile.slices() and tile.slice()
+  int blocks, tiles_block;                   // of channels: in a tile, 1 or 2; and tiles
+  BoxWeights weights;
+  int lead;                // taps of its first tile that a warpgroup has multiplied when the other one begins
+  int halves, half;        // of a tile's places, and where the second one begins, if there are two
+  std::int8_t log_copies;  // of channel_copies()
+  std::int8_t log_fold;    // of are_folds(): a channel has so many neighbouring columns of one of `to`
+  bool in_order;           // of a block's channels; or as block_row() says
+  bool in_turns;           // warpgroups have a tile each, in turns; else halves of one, or of its channels
+  alignas(64) BoxPlan plan;
   // Of planes to read; then, where results are boxes, of their phases (of rows, or of pixels). The last is of
   // weights, where these are not packed.
   CUtensorMap maps[kMaxPlanes + 1];
-  const char* packed;
-  BoxWeights weights;
   int kernel_w;
   const unsigned *largest, *largest_weight;  // two words each (largest.cuh) of what is read and of the
                                              // weights, where these are scaled
-  // Of boxes that the kernel makes (wgmma_box_gather.cuh), if it does.
-  int slots;
-  int gather_bytes;  // of shared memory before boxes
-  int piece_bytes;
+  int piece_bytes;                           // of what boxes are made of, where the kernel makes them
   GatheredPieces pieces;
   // Whether `largest` is a guess (largest.cuh), and whether this is the call that repeats what a wrong one
   // made.
@@ -41,28 +58,18 @@ struct BoxArguments {
   void* to;
   float* parts;  // of splits, if there are several
   ImageStrides to_strides;
-  int blocks;  // of channels in a tile: 1 or 2
-  int tiles_block, tiles, splits;
-  Divider by_tiles, by_blocks, by_columns, by_rows, by_images;  // by the number of tiles along these
-  Divider by_phases;  // of results; of their rows, if a pair of blocks has those of columns
   BoxPlace::Dividers by_place;
-  int slices, slice;                         // of a box: tile.slices() and tile.slice()
-  int box_bytes, box_stages, weight_stages;  // box_bytes: of a part
-  int lead;  // taps of its first tile that a warpgroup has multiplied when the other one begins
-  BoxResults results;
-  ResultBox box;     // of results, if they are boxes
-  bool one_box;      // of pixels: whether StoredRows are
-  int halves, half;  // of a tile's places, and where the second one begins, if there are two
+  ResultBox box;          // of results, if they are boxes
+  bool one_box;           // of pixels: whether StoredRows are
+  bool rows_are_vectors;  // of swapped results: kVectorBytes each
   int staged_bytes;
-  std::int8_t log_copies;  // of channel_copies()
-  std::int8_t log_fold;    // of are_folds(): a channel has so many neighbouring columns of one of `to`
-  bool in_order;           // of a block's channels; or as block_row() says
-  bool in_turns;           // warpgroups have a tile each, in turns; else halves of one, or of its channels
   // Whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once; of
   // are_folds(), four and two columns.
   bool vectors, pairs;
 };
 
+static_assert(offsetof(BoxArguments, plan) == 3 * 64 && offsetof(BoxPlan, h) == 64 &&
+              offsetof(BoxAxis, of) == 64);
 static_assert(sizeof(BoxArguments) <= 4096);  // what a kernel's parameters may take with CUDA 12.0
 
 /// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
@@ -100,8 +107,8 @@ struct BoxTileAt {
       most_columns = max(most_columns, columns[k]);
     }
     images = min(call.tile.images, p.n - image);
-    const int all = has_results() ? p.boxes(phase) : 0,
-              each = call.splits == 1 ? all : (all + call.splits - 1) / call.splits;
+    const int all = p.boxes(phase) * static_cast<int>(has_results()),
+              each = call.splits == 1 ? all : call.by_splits.divide(all + call.splits - 1);
     begin = min(all, split * each), end = min(all, begin + each);
   }
   /// columns[k], without an address: so the array stays in registers.

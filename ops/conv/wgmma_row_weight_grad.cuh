@@ -414,7 +414,7 @@ struct RowGradKernel {
         barriers.full[s].initialise(kConverts ? kConverters : 1), barriers.empty[s].initialise(warps);
       for (int s = 0; s < p.float_slots; ++s)
         barriers.full_floats[s].initialise(1), barriers.empty_floats[s].initialise(kConverters);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      fence_initialised();
     }
     __syncthreads();
     await_previous<false>();

@@ -178,7 +178,7 @@ __device__ __forceinline__ void initialise(typename Tile::Ring& ring) {
     ring.full[s].initialise(Tile::kProducers + 1);
     ring.empty[s].initialise(Tile::kConsumers);
   }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  fence_initialised();
 }
 
 /// Producers: brings chunks of A, by a.issue(stage), and of B: `packed` is the first, `step` bytes before the
