@@ -40,8 +40,9 @@ def main():
         panel.set_axisbelow(True)
     panels[0].set_yticks(range(len(shapes)), shapes)
     panels[0].invert_yaxis()
+    commits = dict.fromkeys([results["commit"], *(row["commit"] for row in results["times"] if "commit" in row)])
     figure.supxlabel(f"times as fast as PyTorch {results['pytorch'].split('+')[0]} with autotuned cuDNN "
-                     f"on an {results['gpu']} (commit {results['commit']}); right of 1: Tapedeck is faster", fontsize=10)
+                     f"on an {results['gpu']} ({', '.join(commits)}); right of 1: Tapedeck is faster", fontsize=10)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(picture, dpi=80)
 

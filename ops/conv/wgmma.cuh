@@ -425,7 +425,8 @@ __device__ __forceinline__ void store_words_if(bool does, unsigned shared, const
 }
 
 /// A named barrier of kCount threads: to wait there, or only to tell that one is there. (__syncthreads(),
-/// where others only arrive at barrier 0, was an illegal instruction on an H200.)
+/// where others only arrive at barrier 0, was an illegal instruction on an H200; and where some wait for all
+/// threads here and others there, synccheck reports that they diverge.)
 template <int kCount>
 __device__ __forceinline__ void meet(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");

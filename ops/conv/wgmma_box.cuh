@@ -49,7 +49,7 @@
 // box_plan.h).
 //
 // On an H200, channels last, forward in bfloat16 (bench/results/gpu_conv.json): 512 to 256 channels, kernel
-// 4, stride 2: 759 TFLOP/s; 64 to 64 channels, 3x3: 599; 1024 to 512, kernel 2, stride 2: 617. What mattered:
+// 4, stride 2: 763 TFLOP/s; 64 to 64 channels, 3x3: 599; 1024 to 512, kernel 2, stride 2: 621. What mattered:
 // that products of a tap are in line (see multiply_tap; 1.15 to 1.4 times as fast); kernels for many numbers
 // of places, as with 256 a quarter is wasted on images 64 wide; boxes without a halo (box_plan.h; up to
 // 1.15). What did not: the order of the map's axes; turns of warpgroups in the weight's gradient; letting the
@@ -65,10 +65,10 @@
 // blocks of a cluster, the first of which adds sums from shared memory (single layers 0.56 to 1.7 times as
 // long, on average of 377 0.99 to 1.02), or each a share of them (111 ways took 1.04 to 1.12 times as long as
 // before there were such splits; with another kernel that adds sums 0.92 to 1; an H200 has 39 clusters of
-// three at once, 30 of four); weights that are packed by pairs of channels (1.04 to 1.2 times as long);
-// moments of channels for a batch normalisation behind it, from sums in registers with a branch for each
-// place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again takes
-// 7 to 15, and large layers up to 12% more without being asked for them.
+// three at once, 30 of four); weights packed by pairs of channels in another way than now (1.04 to 1.2 times
+// as long); moments of channels for a batch normalisation behind it, from sums in registers with a branch for
+// each place: a DCGAN's layers of 128 images in TF32 took 5, 17 and 51 us more, where reading results again
+// takes 7 to 15, and large layers up to 12% more without being asked for them.
 #pragma once
 
 #include <algorithm>
@@ -588,8 +588,8 @@ struct BoxKernel {
     // line of 64 bytes of parameters that had not been read yet another 70; lines that different warps read
     // came one after another. So what is looked at first is together in parameters, on the way to the first
     // box little is jumped over, and warps that bring wait for no consumer, nor for the kernel before until
-    // they know what comes first. Layers of a DCGAN and a VAE in bfloat16 then took 0.83 to 1 of the time
-    // (forward and input gradient).
+    // they know what comes first. Layers of a DCGAN and a VAE in bfloat16 then took 0.83 to 1.03 of the
+    // time (forward and input gradient).
     const int other = uniform(static_cast<int>(threadIdx.x) / 32) - kConsumerThreads / 32;
     if (other >= 0) return bring(call, memory, at, barriers, other);
     if (threadIdx.x == 0) {

@@ -20,14 +20,13 @@ static_assert(sizeof(PlaceOfResult) == kPlaceBytes);
 struct BoxArguments {
   // What blocks look at first comes first, in as few lines of 64 bytes as can be (BoxKernel::run()).
   int tiles, splits;
-  Divider by_blocks, by_phases, by_columns, by_rows,
-      by_images;  // by the number of tiles along these; phases:
-                  // of rows, if a pair has those of columns
+  // By the number of tiles along these; of phases, those of rows, if a pair of blocks has both of columns.
+  Divider by_blocks, by_phases, by_columns, by_rows, by_images;
   BoxTile tile;
   BoxResults results;
   std::uint16_t arrivals[4];  // at a barrier of each of BoxKernel's rings
-  int slots, gather_bytes;    // of boxes that the kernel makes (wgmma_box_gather.cuh), if it does: slots, and
-                              // bytes of shared memory before boxes
+  int slots,
+      gather_bytes;  // of boxes that the kernel makes, if it does; bytes: of shared memory before boxes
   Divider by_tiles;
   const char* packed;
   Divider by_splits;
