@@ -354,9 +354,10 @@ struct BoxOutput {
     }
   }
   /// Writes a warp's box of every second channel, from `channel` on, of which a row's results are a vector.
-  /// (The tensor memory accelerator is slow with such rows: who had handed it boxes waited 4,300 clocks until
-  /// it had read them, 200 where rows are two vectors (clocks read in the kernel, an H200). By loads and
-  /// stores dcgan2's forward in bfloat16 takes 0.93 of the time.)
+  /// (The tensor memory accelerator is slow with such rows: warps that had handed it boxes waited 1,300 to
+  /// 4,300 clocks until it had read them, where rows are two vectors 200 to 400; read in the kernel on an
+  /// H200. With loads and stores, and weights packed by pairs, dcgan2's forward in bfloat16 took 0.93 of the
+  /// time.)
   __device__ __forceinline__ static void write_vectors_of_box(const BoxArguments& call, const TileAt& tile,
                                                               unsigned from, int image, int row,
                                                               int channel) {
@@ -781,7 +782,7 @@ struct BoxOutput {
     }
   }
   __device__ __forceinline__ static void synchronise_warpgroup() {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kWarpgroup), "n"(kWarpgroup) : "memory");
+    meet<kWarpgroup>(1 + threadIdx.x / kWarpgroup);
   }
 
   static constexpr int kPartsAtOnce = 4;  // loads of a sum

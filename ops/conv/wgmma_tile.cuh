@@ -261,7 +261,7 @@ __device__ __forceinline__ void consume(WarpgroupSums<Tile>& sums, int chunks, c
 /// A barrier of the consumers.
 template <class Tile>
 __device__ __forceinline__ void synchronise_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kConsumers) : "memory");
+  meet<Tile::kConsumers>(1);
 }
 
 }  // namespace tapedeck::cu::conv_gemm
