@@ -2,13 +2,13 @@
 """What a GPU's estimates of convolution times (ops/conv/gpu_estimate.h) multiply their terms by.
 
     python3 bench/fit_conv_estimates.py --bench build/bench/bench/cuda_conv_bench [--times bench/results/fit]
-        [--measure [wgmma,strip] [--passes fwd,dx,dw] [--commit NAME]] [--write]
+        [--measure [boxes,strip] [--passes fwd,dx,dw] [--commit NAME]] [--write]
 
 --measure, on a GPU, times 300 random layers, 60 small ones, 100 whose y has few channels (conv_sets.py) and those of
 conv_shapes.h by algorithms, all or those named (direct kernels take seconds for some layers, which are left out), some
 seconds to three minutes each, into a file for each: FOLDER/ALGORITHM.jsonl.gz, commit and GPU, and then microseconds of
 the passes that the algorithm computes. Those whose kernels did not change keep theirs, and so do passes that are not
-among --passes. (Of the 100 the files have times of thin products, columns, tensor, wgmma and boxes.)
+among --passes. (Of the 100 the files have times of thin products, columns, tensor and wgmma's.)
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
 (the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes
 ops/conv/gpu_estimate_factors.h. Needs SciPy.
@@ -21,25 +21,28 @@ import argparse, gzip, json, math, os, pathlib, subprocess, sys, time
 from conv_sets import GPU, SMALL_GPU, THIN_GPU, random_sets, written
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ALGORITHMS = ("wgmma", "tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "rows", "thin")
-WAYS = ("windows", "boxes", "rows")  # of wgmma, which are algorithms of weights' gradients
+ALGORITHMS = ("tensor", "strip", "direct", "depthwise", "columns", "windows", "boxes", "halves", "gathered", "rows", "thin")
+# Ways of wgmma, which is estimated as the least of them: what their kernels are called, and modes that they have.
+WAYS = {"windows": "wgmma (windows", "boxes": "wgmma (boxes of pixels", "halves": "wgmma (boxes of scaled halves",
+        "gathered": "wgmma (boxes of", "rows": "wgmma (rows"}
+MODES_OF = {"boxes": "tf32,bf16,tf32_cl,bf16_cl", "halves": "fp32,tf32,fp32_cl,tf32_cl", "gathered": "fp32,tf32,bf16", "rows": "tf32,bf16"}
+FOR_ALL = ("tensor", "strip", "direct", "windows")  # layers
 MODES = (("fp32", "tf32", "bf16"), ("fp32_cl", "tf32_cl", "bf16_cl"))
 PASSES = ("fwd", "dx", "dw")
 ALL_MODES = ",".join(mode for of_layout in MODES for mode in of_layout)
-FORCED = {"boxes": [("halves", "fp32,tf32,fp32_cl,tf32_cl"), ("boxes", "bf16,bf16_cl")], "rows": [("rows", "tf32,bf16")]}
 FOR_DIRECT = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"
 FEW = 10  # layers, with which nothing is fitted
 FOLDS = 5
 NAMED = 6  # times as much count the layers of conv_shapes.h
 
 
-def computes(algorithm, op, kernel):
+def computes(algorithm, kernel):
     """Whether a kernel, as explain() tells it, is the algorithm's: where that cannot compute a call another one does."""
     if "thin" in kernel:
         return kernel == algorithm
-    if op == "dw" and algorithm in WAYS:
-        return kernel.startswith(f"wgmma ({algorithm}")
-    return algorithm not in WAYS and not (op == "dw" and algorithm == "wgmma") and kernel.split(" ")[0] == algorithm
+    if algorithm in WAYS:
+        return kernel.startswith(WAYS[algorithm]) and ("gathered from nchw" in kernel) == (algorithm == "gathered")
+    return kernel.split(" ")[0] == algorithm
 
 
 def lines(text):
@@ -62,11 +65,11 @@ def sets():
 
 def passes_of(algorithm):
     """The others are another algorithm's."""
-    return ("dw",) if algorithm in WAYS else ("fwd", "dx") if algorithm == "wgmma" else PASSES
+    return {"gathered": ("fwd", "dx"), "rows": ("dw",)}.get(algorithm, PASSES)
 
 
 def only(algorithm, passes):
-    return ["--passes", ",".join(passes), "--kernel", f"wgmma ({algorithm}" if algorithm in WAYS else algorithm]
+    return ["--passes", ",".join(passes), "--kernel", WAYS.get(algorithm, algorithm)]
 
 
 def times_file(folder, algorithm):
@@ -88,14 +91,14 @@ def measure(command, folder, algorithm, passes, about):
         about = {**about, "commit": before["commit"], "passes": commits}
         for line in times:
             found[line["shape"], line["mode"]] = {key: v for key, v in line.items() if key not in passes}
-    for forced, modes in FORCED.get(algorithm, [(algorithm, ALL_MODES)]):
-        for what in (["--sets", sets()], shapes):
-            for line in lines(bench([command, "--modes", modes, *only(algorithm, passes), *what], forced)):
-                if "shape" not in line:  # what copies take
-                    continue
-                of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in passes if computes(algorithm, op, line.get(f"{op}_kernel", ""))}
-                key = line["shape"], line["mode"]
-                found[key] = {**found.get(key, {"shape": key[0], "mode": key[1]}), **of}
+    for what in (["--sets", sets()], shapes):
+        of_all = ["--modes", MODES_OF.get(algorithm, ALL_MODES), *only(algorithm, passes), *what]
+        for line in lines(bench([command, *of_all], algorithm)):
+            if "shape" not in line:  # what copies take
+                continue
+            of = {op: round(line[f"{op}_ms"] * 1e3, 2) for op in passes if computes(algorithm, line.get(f"{op}_kernel", ""))}
+            key = line["shape"], line["mode"]
+            found[key] = {**found.get(key, {"shape": key[0], "mode": key[1]}), **of}
     kept = [about, *(line for line in found.values() if any(op in line for op in PASSES))]
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in kept).encode()
@@ -244,14 +247,13 @@ def main():
                 for algorithm in ALGORITHMS:
                     samples = layers.samples(mode, op, algorithm)
                     if len(samples) < FEW:
-                        few = ("depthwise", "columns", "wgmma") if op == "dw" else ("depthwise", "columns", *WAYS)
-                        assert algorithm in (*few, "rows"), (mode, op, algorithm)  # others serve all layers
+                        assert algorithm not in FOR_ALL, (mode, op, algorithm)
                         continue
                     factors[algorithm] = fit(samples)
                     for fold in range(FOLDS):
                         of_fold[fold][algorithm] = fit(layers.samples(mode, op, algorithm, fold))
                 judge(layers, mode, op, factors, of_fold)
-                rows = (", ".join(f"{v:.3g}" for v in factors.get(a, [])) for a in ALGORITHMS)
+                rows = (", ".join(f"{v:.3g}" for v in factors.get(a, [])) for a in ("wgmma", *ALGORITHMS))  # kEstimated
                 precisions.append("{{" + "}, {".join(rows) + "}}")
             passes.append("{" + ", ".join(precisions) + "}")
         table.append("{" + ", ".join(passes) + "}")

@@ -156,6 +156,41 @@ TEST(ConvBoxGradPlan, OfOtherTilings) {
   EXPECT_GT(of_taps, 10);
 }
 
+// The plan is the one of least clocks of all numbers of atoms and tiles; blocks may be more than run at once,
+// where else many multiprocessors would have none.
+TEST(ConvBoxGradPlan, HasTheLeastClocks) {
+  const auto axis = [](std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                       std::int64_t dilation) {
+    return ConvAxis{
+        in, (in - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1, kernel, stride, padding, dilation};
+  };
+  int few_atoms = 0, turns = 0;
+  for (const ConvTranspose2dGeometry& g :
+       {ConvTranspose2dGeometry{.n = 128,
+       .ci = 16,
+       .co = 1024,
+       .groups = 2,
+       .h = axis(16, 9, 1, 5, 1),
+       .w = axis(13, 4, 5, 1, 2)},
+        {.n = 32, .ci = 64, .co = 256, .h = axis(8, 5, 2, 3, 1), .w = axis(13, 5, 1, 2, 1)},
+        {.n = 1, .ci = 512, .co = 96, .h = axis(13, 3, 2, 2, 1), .w = axis(31, 4, 5, 0, 1)},
+        {.n = 16, .ci = 1024, .co = 512, .h = axis(28, 2, 2, 0, 1), .w = axis(28, 2, 2, 0, 1)},
+        {.n = 128, .ci = 512, .co = 256, .h = axis(4, 4, 2, 1, 1), .w = axis(4, 4, 2, 1, 1)}})
+    for (const int parts : {1, 2}) {
+      SCOPED_TRACE(concat(g.x_shape(), g.weight_shape(), parts));
+      const BoxGradPlan& plan = box_grad_way(g, parts).plan;
+      int most_atoms = 0;
+      for (const BoxGradWay& way : grad_ways(g, parts, kMostGradTiles)) {
+        EXPECT_LE(plan.clocks(), way.plan.clocks()) << way.tiling().to_string();
+        most_atoms = std::max(most_atoms, way.plan.atoms);
+      }
+      few_atoms += plan.atoms < most_atoms;
+      turns += plan.works() < 132 && plan.works() * plan.splits() > 132;
+    }
+  EXPECT_GT(few_atoms, 3);
+  EXPECT_GT(turns, 0);
+}
+
 // Small images, several side by side: also with boxes for the taps of a row.
 TEST(ConvBoxGradPlan, OfSmallImages) {
   ConvRandom random(46);

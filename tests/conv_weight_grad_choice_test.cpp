@@ -61,7 +61,7 @@ TEST(ConvWeightGradChoice, TakesTheLeastEstimate) {
           return t == Terms{} ? std::numeric_limits<double>::infinity() : microseconds(a, c, t);
         };
         const double windows = estimate(ConvAlgorithm::windows, conv_gemm::of_windows_weight_grad(c)),
-                     boxes = estimate(ConvAlgorithm::boxes, conv_gemm::of_boxes_weight_grad(c)),
+                     boxes = estimate(conv_gemm::boxes_of_weight_grad(f), conv_gemm::of_boxes_weight_grad(c)),
                      rows = estimate(ConvAlgorithm::rows, conv_gemm::of_rows_weight_grad(c));
         EXPECT_TRUE(std::isfinite(windows) && windows > 0);
         const conv_gemm::WeightGradWay& way = weight_grad_way(g, layout, layout, f);

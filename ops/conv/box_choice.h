@@ -121,7 +121,8 @@ struct BoxChoice {
   BoxTile tile;
   BoxResults results = BoxResults::channels;
   std::int64_t tiles = 0;
-  double clocks = 0;  // an estimate of the time
+  double clocks = 0;                   // an estimate of the time
+  double multiplied = 0, brought = 0;  // of the time, if one of these were all that it takes
 
   bool gathers() const { return slots > 0; }
   /// Of a tile's places, that warpgroups have.
@@ -137,6 +138,10 @@ inline double packed_box_bytes(const BoxPlan& p, int blocks, int parts = 1) {
   return all * blocks * p.groups * p.weights * parts * kBlockBytes;
 }
 inline constexpr double kMostPackedBytes = 1 << 30;  // of memory for them
+/// About what it takes to pack them.
+inline double packing_clocks(const BoxPlan& p, int blocks, int parts) {
+  return 4000 + packed_box_bytes(p, blocks, parts) / 280;
+}
 
 /// Bytes of a warpgroup's results that are written as boxes of pixels: 16-bit channels of a block without its
 /// copies, of each place.
@@ -334,8 +339,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                others = parts == 1 ? 600 + std::max(0.0, alone - (c.weight_stages - 2) * tap) : 1200;
   // Small layers take 0 to 3 us longer with boxes of pixels, most about one (an H100; why, was not found
   // out).
-  const double packing =
-      4000 + packed_box_bytes(p, blocks, parts) / 280 + (results == BoxResults::pixels ? 1800 : 0);
+  const double packing = packing_clocks(p, blocks, parts) + (results == BoxResults::pixels ? 1800 : 0);
   // Pairs of blocks that swap results wait for each other while nothing is multiplied, but after the first
   // tile for more than that. (By the ways of DCGANs' layers on an H200, which took 1,000 to 4,500 clocks a
   // tile more than others that seemed to take as long.)
@@ -345,6 +349,8 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // measurements.
   const bool bands = t.rows < p.h.most() && !have_channels_last(results);
   const double of_taps = bands && p.split == BoxSplit::taps ? 1.2 : 1;
+  const double turns = static_cast<double>(count(c.tiles, 132)) / p.phases();
+  c.multiplied = turns * multiplied / (in_turns ? 2 : 1), c.brought = turns * brought;
   if (in_turns) {
     // One warpgroup multiplies while the other one writes, which takes it as long as it takes both (an
     // H200's profile: 50 clocks a place of nchw). Fitted to layers that were timed both ways: it is slower
@@ -386,6 +392,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                  clocks = products * part + others + added + packing;
     if (clocks < c.clocks) c.splits = splits, c.clocks = clocks;
   }
+  c.multiplied /= c.splits, c.brought /= c.splits;
   return c;
 }
 

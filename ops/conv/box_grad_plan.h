@@ -37,27 +37,20 @@ struct GradTile {
 
 inline constexpr int kFlushOfParts = 4;  // steps whose products of two parts are added at once
 
-/// Calls f with tiles of which a stage takes at most `most_bytes` of each of the operands' `parts`, and with
-/// how many clocks each takes a thread block, where products of a pixel take `of_pixel`. Atoms read up to
-/// `beyond` pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0.
+/// Calls f with tiles of which a stage takes at most `most_bytes` of each of the operands' `parts`. Atoms
+/// read up to `beyond` pixels past a tap. `row_taps`: how many of a row may have boxes of their own, or 0.
 template <class F>
 void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, int row_taps, int most_bytes,
-                    int parts, double of_pixel, const F& f) {
+                    const F& f) {
   const int height = p.h.most(), width = p.w.most(), halo_h = p.h.halo(), halo_w = p.w.halo();
-  const auto offer = [&](GradTile t, int pixels, int slack) {
+  const auto offer = [&](GradTile t, int slack) {
     slack += t.of_taps ? 0 : beyond;
     t.x_bytes = (t.x.pixels() + 7) / 8 * 1024, t.y_bytes = (t.y.pixels() + slack + 7) / 8 * 1024;
     const int y_boxes = t.of_taps ? row_taps : y_blocks;
-    const int bytes = x_blocks * t.x_bytes + y_boxes * t.y_bytes;
-    if (bytes > most_bytes || t.y.pitch > kMostOfBox || t.y.box_rows > kMostOfBox ||
-        t.x.box_rows > kMostOfBox)
+    if (x_blocks * t.x_bytes + y_boxes * t.y_bytes > most_bytes || t.y.pitch > kMostOfBox ||
+        t.y.box_rows > kMostOfBox || t.x.box_rows > kMostOfBox)
       return;
-    // What is multiplied, or what is brought, and for each tile about a step. (Of 24 plans' tiles, of
-    // five small layers, timed on an H200, those of the least cost took 1.02 times as long as the fastest.)
-    constexpr double kTileClocks = 300;
-    const int group = 16 * (parts == 1 ? 1 : kFlushOfParts),
-              multiplied = (pixels + group - 1) / group * group;
-    f(t, std::max(multiplied * of_pixel, parts * bytes / kBroughtBytes) + kTileClocks);
+    f(t);
   };
   // A part of the width: of some rows a step each, of one row several.
   const auto offer_part = [&](int rows, int columns) {
@@ -65,7 +58,7 @@ void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, in
     t.x = {1, rows, columns, columns, rows};
     t.y = {1, rows, columns, columns + halo_w, rows + halo_h};
     t.steps = rows * columns / 16, t.y_step = rows > 1 ? t.y.pitch : 16;
-    offer(t, rows * columns, 0);
+    offer(t, 0);
   };
   for (int rows = 1; rows <= std::min(height, 32); ++rows) offer_part(rows, 16);
   for (int columns = 32; columns <= std::min(240, (width + 15) / 16 * 16); columns += 16)
@@ -80,7 +73,7 @@ void for_grad_tiles(const BoxPlan& p, int x_blocks, int y_blocks, int beyond, in
     t.x = {images, rows, width, wide, rows};
     t.y = {images, rows, width, wide, rows + halo_h};
     t.steps = pixels / 16;
-    offer(t, pixels, of_taps ? 0 : halo_w);
+    offer(t, of_taps ? 0 : halo_w);
   };
   const int pitch = width + halo_w, most_images = std::min(p.n, kMostImages);
   for (int wide = pitch; wide < pitch + 4 && wide <= kMostOfBox; ++wide) {
@@ -149,66 +142,50 @@ struct BoxGradPlan {
       unit_tiles[plane + 1] = unit_tiles[plane] + ceil_div(units_of(plane), units);
     beyond = atoms_are_taps ? (atoms - 1) * shift : 0;
     row_taps = atoms_are_taps && taps <= atoms ? atoms : 0;
-    // Operands of two parts are multiplied for so long that two stages are enough: with the larger tiles of
-    // two, float32 took 0.75 (big) to 1.04 (kb57) of the time with three, in one run on an H100. (That costs
-    // count whole groups of steps was not timed apart.)
-    for (int stages = parts == 1 ? 3 : 2; stages > 1 && tile.steps == 0; --stages) {
-      double least = 0;
-      for_tiles(stages, [&](const GradTile& t, double cost) {
-        if (tile.steps == 0 || cost < least) least = cost, tile = t;
-      });
-    }
+    double least = 0;
+    for_tiles([&](const GradTile& t) {
+      const double clocks = best_share(t).first;
+      if (tile.steps == 0 || clocks < least) least = clocks, tile = t;
+    });
     set_tile(tile);
   }
 
   bool exists() const { return tile.steps > 0; }
-  /// Calls f with all tiles of which there are so many stages, and with what each costs: clocks of a thread
-  /// block's tiles, and of adding sums where it does not have all tiles. (Without the latter tiny layers, of
-  /// an image or two, took up to 4 us longer on an H200.)
+  /// Calls f with all tiles of which there are two stages or more.
   template <class F>
-  void for_tiles(int stages, const F& f) const {
-    constexpr double kAddClocks = 3500;
-    const double of_pixel = 2.0 * x_blocks * atoms * units * (parts == 1 ? 1 : 3);
-    for_grad_tiles(planes, x_blocks, y_blocks, beyond, row_taps, most_bytes / stages / parts, parts, of_pixel,
-                   [&](const GradTile& t, double of_tile) {
-                     const int all = tiles_of(t), mine = split_tiles_of(all);
-                     f(t, of_tile * mine + (mine < all ? kAddClocks : 0));
-                   });
+  void for_tiles(const F& f) const {
+    for_grad_tiles(planes, x_blocks, y_blocks, beyond, row_taps, most_bytes / 2 / parts, f);
   }
   void set_tile(const GradTile& t) {
     tile = t;
     by_tiles_w = Divider(ceil_div(planes.w.most(), t.x.columns));
     by_tiles_h = Divider(ceil_div(planes.h.most(), t.x.rows));
     all_tiles = tiles_of(t);
+    if (exists()) block_tiles = best_share(t).second;
   }
   TAPEDECK_HD int tiles() const { return all_tiles; }
   /// Of a stage: of each part, boxes of x, then boxes of y, of its blocks of channels or of taps of a row.
-  TAPEDECK_HD int y_boxes() const { return tile.of_taps ? atoms : y_blocks; }
-  TAPEDECK_HD int part_bytes() const { return x_blocks * tile.x_bytes + y_boxes() * tile.y_bytes; }
+  TAPEDECK_HD int y_boxes() const { return y_boxes_of(tile); }
+  TAPEDECK_HD int part_bytes() const { return part_bytes_of(tile); }
   TAPEDECK_HD int stage_bytes() const { return parts * part_bytes(); }
-  int stages() const { return std::min(4, most_bytes / stage_bytes()); }
+  int stages() const { return stages_of(stage_bytes()); }
 
-  /// Tiles of a thread block: as many blocks as an H100 runs at once, but some work for each. And how many
-  /// blocks a work's sum is split among.
-  int split_tiles() const { return split_tiles_of(tiles()); }
-  int splits() const { return ceil_div(tiles(), split_tiles()); }
+  /// Tiles of a thread block, and how many blocks a work's sum is split among.
+  int split_tiles() const { return block_tiles; }
+  int splits() const { return ceil_div(tiles(), block_tiles); }
   /// Whether sums are written once, and nothing is added to them.
-  bool is_written_once() const { return parts == 2 || split_tiles() * tile.steps <= kMostSteps; }
+  bool is_written_once() const { return parts == 2 || block_tiles * tile.steps <= kMostSteps; }
   /// How many blocks of a work, neighbouring splits, add their sums before these are written, through each
   /// other's shared memory. Two take 2.5 us more (an H200), and pay for where there is little to multiply,
   /// but many sums; of four, an H200 has no more than 30 at once.
-  int cluster() const {
-    const int sums_bytes = units * x_blocks * atoms * kBlockChannels * kBlockChannels * 4;
-    const bool pays = split_tiles() * tile.steps <= kMostStepsOfCluster && splits() * weights >= kLeastSums;
-    return pays && parts == 1 && splits() % 2 == 0 && sums_bytes <= stages() * stage_bytes() ? 2 : 1;
-  }
+  int cluster() const { return cluster_of(tile, block_tiles, splits(), stage_bytes()); }
 
-  /// About how many clocks a multiprocessor's tensor cores take, to compare plans; tiles of one are compared
-  /// by more (for_tiles()).
-  double clocks() const {
-    const double products = static_cast<double>(split_tiles()) * tile.steps * x_blocks * atoms * units;
-    return static_cast<double>(count(works() * splits(), 132)) * products * 32 * (parts == 1 ? 1 : 3);
-  }
+  /// About how many clocks of 1.7 GHz a GPU of 132 multiprocessors takes for products and sums. (By 3908
+  /// times on an H200, of 342 pairs of a layer and bfloat16 or TF32 in up to 15 ways, whose other kernels a
+  /// constant stands for; what two stages do not hide, and sums, by the layers of bench/conv_shapes.h, too.
+  /// The ways of least clocks took 1.01 times as long as the fastest that was timed. Those chosen before, of
+  /// the most atoms and, if there was one, a tile of three stages, took 1.06, and up to 2.3 times as long.)
+  double clocks() const { return clocks_of(tile, block_tiles); }
 
   /// Where tile t begins in x.
   struct Pixels {
@@ -299,12 +276,16 @@ struct BoxGradPlan {
   int x_blocks = 1, x_tiles = 1, y_blocks = 1,
       y_tiles = 1;                      // of 64 channels in a thread block, and how often
   int unit_tiles[kMaxPlanes + 1] = {};  // the first of a plane's
-  int all_tiles = 0;                    // of pixels
+  int all_tiles = 0, block_tiles = 1;   // of pixels; of a thread block
   int beyond = 0, row_taps = 0;         // for_grad_tiles()
   Divider by_x_tiles, by_y_tiles, by_groups, by_tiles_w, by_tiles_h;
   Divider by_row_units[kMaxPhases];  // of a plane's row
 
  private:
+  TAPEDECK_HD int y_boxes_of(const GradTile& t) const { return t.of_taps ? atoms : y_blocks; }
+  TAPEDECK_HD int part_bytes_of(const GradTile& t) const {
+    return x_blocks * t.x_bytes + y_boxes_of(t) * t.y_bytes;
+  }
   int units_of(int plane) const {
     return planes.h.of[plane / planes.w.planes].taps *
            static_cast<int>(by_row_units[plane % planes.w.planes].divisor);
@@ -313,15 +294,52 @@ struct BoxGradPlan {
     return ceil_div(planes.n, t.x.images) * ceil_div(planes.h.most(), t.x.rows) *
            ceil_div(planes.w.most(), t.x.columns);
   }
-  int split_tiles_of(int all) const {
-    const std::int64_t wanted = std::clamp<std::int64_t>(132 / works(), 1, ceil_div(all, 2));
-    return static_cast<int>(count(all, wanted));
+  int stages_of(int bytes) const { return std::min(4, most_bytes / bytes); }
+  int cluster_of(const GradTile& t, int mine, int splits, int bytes) const {
+    const int sums_bytes = units * x_blocks * atoms * kBlockChannels * kBlockChannels * 4;
+    const bool pays = mine * t.steps <= kMostStepsOfCluster && splits * weights >= kLeastSums;
+    return pays && parts == 1 && splits % 2 == 0 && sums_bytes <= stages_of(bytes) * bytes ? 2 : 1;
+  }
+  /// Of blocks that have so many tiles.
+  double clocks_of(const GradTile& t, int mine) const {
+    constexpr double kStep = 24, kNarrowStep = 34,  // of 16 pixels and 64x64 channels; of one atom and part
+        kLatency = 2050,                            // until a stage that is left has its next tile
+        kTile = 50, kFewStages = 0.4;               // the latter of what two stages do not hide
+    constexpr double kStart = 2250, kWrite = 570, kSum = 0.003, kCluster = 7600;
+    const int splits = ceil_div(tiles_of(t), mine), bytes = parts * part_bytes_of(t),
+              blocks = x_blocks * atoms * units, group = parts == 1 ? 1 : kFlushOfParts,
+              steps = ceil_div(t.steps, group) * group;
+    const double multiplied = steps * blocks *
+                              (parts == 2   ? 3 * kStep
+                               : atoms == 1 ? kNarrowStep
+                                            : kStep),
+                 brought = bytes / kBroughtBytes,
+                 of_tile = std::max({multiplied, brought, kLatency / stages_of(bytes)}) + kTile +
+                           (stages_of(bytes) < 3 ? kFewStages * std::min(multiplied, brought) : 0);
+    const int cluster = cluster_of(t, mine, splits, bytes);
+    return static_cast<double>(count(works() * splits, 132)) * (kStart + mine * of_tile + kWrite * blocks) +
+           kSum * static_cast<double>(splits / cluster * weights) + (cluster > 1 ? kCluster : 0);
+  }
+  /// The least clocks of a tile, and of how many tiles for each thread block: all blocks run at once, or as
+  /// many times as leave few multiprocessors without one.
+  std::pair<double, int> best_share(const GradTile& t) const {
+    constexpr int kMostTurns = 4;
+    const int all = tiles_of(t);
+    std::pair<double, int> best{0, 0};
+    for (int turns = 1; turns <= kMostTurns; ++turns) {
+      const std::int64_t wanted = std::clamp<std::int64_t>(132 * turns / works(), 1, ceil_div(all, 2));
+      const int mine = static_cast<int>(count(all, wanted));
+      if (mine == best.second) continue;
+      const double clocks = clocks_of(t, mine);
+      if (best.second == 0 || clocks < best.first) best = {clocks, mine};
+    }
+    return best;
   }
   static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 };
 
 inline constexpr int kMostGradBytes = 225 * 1024;  // of shared memory
-inline constexpr std::size_t kMostGradTiles = 6;   // of grad_ways() that have names
+inline constexpr std::size_t kMostGradTiles = 24;  // of grad_ways() that have names
 
 /// The plan of a layer, of operands in so many parts, and of which images; without tiles where there are few
 /// channels, too.
@@ -353,40 +371,46 @@ void for_grad_folds(const ConvTranspose2dGeometry& g, const F& f) {
   });
 }
 
+/// Calls f with plans of a layer: of all folds and numbers of atoms.
+template <class F>
+void for_grad_plans(const ConvTranspose2dGeometry& g, int operand_parts, const F& f) {
+  for_grad_folds(g, [&](const Fold& fold, const ConvTranspose2dGeometry& folded) {
+    for (int atoms = most_grad_atoms(operand_parts); atoms > 0; --atoms) {
+      const BoxGradPlan plan(folded, kMostGradBytes, operand_parts, atoms);
+      if (plan.atoms == atoms && plan.exists()) f(fold, plan);
+    }
+  });
+}
+
 inline BoxGradWay best_grad_way(const ConvTranspose2dGeometry& g, int operand_parts) {
   constexpr double kUnfoldClocks = 4000;  // of the kernel that makes the gradient of folded ones
   BoxGradWay best;
-  for_grad_folds(g, [&](const Fold& fold, const ConvTranspose2dGeometry& folded) {
-    const BoxGradPlan plan(folded, kMostGradBytes, operand_parts);
-    if (!plan.exists()) return;
-    const double before = fold.exists() && !best.fold.exists() ? -kUnfoldClocks : 0;
-    if (!best.plan.exists() || plan.clocks() < best.plan.clocks() + before) best = {fold, plan};
+  double least = 0;
+  for_grad_plans(g, operand_parts, [&](const Fold& fold, const BoxGradPlan& plan) {
+    const double clocks = plan.clocks() + (fold.exists() ? kUnfoldClocks : 0);
+    if (!best.plan.exists() || clocks < least) least = clocks, best = {fold, plan};
   });
   return best;
 }
 
-/// Ways of all folds and numbers of atoms, with tiles in the order of their costs: at most so many of each,
-/// first those that leave room for three stages.
+/// Ways of all folds and numbers of atoms, with tiles in the order of their costs: at most so many of each.
 inline std::vector<BoxGradWay> grad_ways(const ConvTranspose2dGeometry& g, int operand_parts,
                                          std::size_t most) {
   std::vector<BoxGradWay> ways;
-  for_grad_folds(g, [&](const Fold& fold, const ConvTranspose2dGeometry& folded) {
-    for (int atoms = most_grad_atoms(operand_parts); atoms > 0; --atoms) {
-      BoxGradPlan plan(folded, kMostGradBytes, operand_parts, atoms);
-      if (plan.atoms < atoms || !plan.exists()) continue;
-      for (const int stages : {3, 2}) {
-        std::vector<std::pair<double, GradTile>> tiles;
-        plan.for_tiles(stages, [&](const GradTile& t, double cost) { tiles.emplace_back(cost, t); });
-        std::stable_sort(tiles.begin(), tiles.end(),
-                         [](const auto& a, const auto& b) { return a.first < b.first; });
-        tiles.resize(std::min(tiles.size(), most));
-        for (const auto& [cost, tile] : tiles) {
-          plan.set_tile(tile);
-          const BoxGradWay way{fold, plan};
-          const auto is_same = [&](const BoxGradWay& w) { return w.tiling() == way.tiling(); };
-          if (std::none_of(ways.begin(), ways.end(), is_same)) ways.push_back(way);
-        }
-      }
+  for_grad_plans(g, operand_parts, [&](const Fold& fold, BoxGradPlan plan) {
+    std::vector<std::pair<double, GradTile>> tiles;
+    plan.for_tiles([&](const GradTile& t) {
+      plan.set_tile(t);
+      tiles.emplace_back(plan.clocks(), t);
+    });
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    tiles.resize(std::min(tiles.size(), most));
+    for (const auto& [clocks, tile] : tiles) {
+      plan.set_tile(tile);
+      const BoxGradWay way{fold, plan};
+      const auto is_same = [&](const BoxGradWay& w) { return w.tiling() == way.tiling(); };
+      if (std::none_of(ways.begin(), ways.end(), is_same)) ways.push_back(way);
     }
   });
   return ways;

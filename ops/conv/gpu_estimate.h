@@ -7,7 +7,7 @@
 // of an H100's sizes: choices do not depend on the device. Copies that both gradients share
 // (operand_copies.h) are not thought of.
 //
-// Of layers that had no part in a fit the chosen algorithm takes 1 to 3% longer than the fastest, by
+// Of layers that had no part in a fit the chosen algorithm takes 1 to 4% longer than the fastest, by
 // geometric means of each pass, layout and precision; what was decided by channels and operations a byte
 // before, 13 to 40% (nchw).
 #pragma once
@@ -36,13 +36,6 @@ inline double lines_of_warp(const ConvCall& c) {
   const double columns = static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)),
                of_row = columns * static_cast<double>(c.g.w.stride * c.operands.element_bytes) / 128;
   return std::min(32.0, std::max(1.0, of_row) * 32 / columns);
-}
-
-/// moved() results of a forward pass in nchw, times the rows of x that 32 pixels meet beyond the first: rows
-/// of results are written in parts.
-inline double in_short_rows(const ConvCall& c, double results) {
-  if (c.pass != ConvPass::forward || c.layout == Layout::nhwc) return 0;
-  return results * (32 / static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)) - 1);
 }
 
 /// Products of gathered tiles: those of all thread blocks, and of the turns that they run in; of the phase of
@@ -75,54 +68,6 @@ inline Terms of_tensor_map(const ConvCall& c, const Plan& p) {
           in_short_rows(c, out),
           transposed && !last ? p.most_chunks() / 10.0 : 0,
           transposed && !last ? out * static_cast<double>(c.g.w.stride - 1) : 0};
-}
-
-/// Hopper's products, of which wgmma_choice.h knows the clocks.
-inline Terms of_wgmma_map(const ConvCall& c, const Plan& p) {
-  const bool transposed = p.is_transposed;
-  const conv_gemm::BoxResults results =
-      conv_gemm::box_results(c.layout, transposed ? c.g.w.out : c.g.w.in, c.operands.element_bytes, 0);
-  const conv_gemm::MapWay way = conv_gemm::map_way(c.g, transposed, c.layout, results, c.operands);
-  const double out = images_moved(c, !transposed);
-  Terms t{1};
-  t[1 + static_cast<int>(way.kind)] = way.clocks / 1700;
-  const std::int64_t from = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
-  if (!way.gathers()) {
-    t[4] = images_moved(c, transposed);
-    if (way.kind == conv_gemm::MapKind::halves) {
-      t[9] = channels_copied(c, transposed, 2, c.operands.halves()) * halves_made(c.operands, from);
-    } else {
-      t[11] = channels_copied(c, transposed, c.operands.element_bytes);
-    }
-  }
-  t[5] = out;
-  // A phase's neighbouring results, which are a stride apart; in nchw they may be written so over boxes, too.
-  const bool apart = transposed && c.g.w.stride > 1;
-  t[6] = way.kind == conv_gemm::MapKind::windows && apart ? out : 0;
-  t[7] = weight_moved(c);
-  if (c.layout == Layout::nchw && way.kind != conv_gemm::MapKind::windows && apart &&
-      way.boxes.plan.joined < c.g.w.stride && !way.boxes.fold.exists())
-    t[8] = out;
-  // Channels last, results of incomplete vectors are written one or two elements at a time; here counted as
-  // whole eights of channels.
-  const bool last = c.layout == Layout::nhwc && way.kind != conv_gemm::MapKind::windows;
-  if (last && p.to_channels % (16 / c.operands.element_bytes) != 0)
-    t[10] = static_cast<double>((transposed ? c.g.y_shape() : c.g.x_shape()).count()) /
-            static_cast<double>(p.to_channels) * static_cast<double>(count(p.to_channels, 8) * 8) / 1e6;
-  t[12] = in_short_rows(c, out);
-  t[13] = transposed && c.layout == Layout::nchw ? p.most_chunks() / 10.0 : 0;
-  // The farther apart, the more sectors are written in parts.
-  t[14] = c.layout == Layout::nchw ? t[6] * static_cast<double>(c.g.w.stride - 1) : 0;
-  // What taps read of a pixel's channels, at least a sector where neighbours are a stride apart.
-  if (way.kind == conv_gemm::MapKind::windows && !transposed) {
-    const std::int64_t bytes = count(p.from_channels * c.operands.element_bytes, 16) * 16,
-                       of_tap = c.g.w.stride > 1 ? std::max<std::int64_t>(bytes, 32) : bytes;
-    t[15] =
-        static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups * c.g.h.kernel * c.g.w.kernel * of_tap) /
-        1e9;
-  }
-  if (has_odd_planes(c, transposed)) t[16] = t[9] + t[11];
-  return t;
 }
 
 /// conv2d of nchw images by direct kernels: products and reads of a thread in all turns of blocks; loads, the
@@ -467,15 +412,15 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
   if (algorithm == ConvAlgorithm::thin) return of_thin(c);
   if (c.pass == ConvPass::weight_gradient) {
     if (algorithm == ConvAlgorithm::windows) return conv_gemm::of_windows_weight_grad(c);
-    if (algorithm == ConvAlgorithm::boxes) return conv_gemm::of_boxes_weight_grad(c);
+    if (algorithm == conv_gemm::boxes_of_weight_grad(c.operands)) return conv_gemm::of_boxes_weight_grad(c);
     if (algorithm == ConvAlgorithm::rows) return conv_gemm::of_rows_weight_grad(c);
     if (algorithm == ConvAlgorithm::tensor) return of_tensor_weight_grad(c);
     if (algorithm == ConvAlgorithm::direct) return of_direct_weight_grad(c);
     if (algorithm == ConvAlgorithm::columns) return of_columns_weight_grad(c);
     return algorithm == ConvAlgorithm::depthwise ? of_depthwise_weight_grad(c) : Terms{};
   }
+  if (is_way_of_wgmma(algorithm)) return conv_gemm::of_map(algorithm, c);
   const Plan p(c.g, c.pass == ConvPass::forward, c.operands.element_bytes);
-  if (algorithm == ConvAlgorithm::wgmma) return of_wgmma_map(c, p);
   if (algorithm == ConvAlgorithm::tensor) return of_tensor_map(c, p);
   if (algorithm == ConvAlgorithm::columns) return of_columns(c, p);
   if (algorithm == ConvAlgorithm::direct) return of_direct_map(c, p);
@@ -484,8 +429,12 @@ inline Terms terms_of(ConvAlgorithm algorithm, const ConvCall& c, const conv_str
 
 /// Microseconds; infinity where too few such calls were measured.
 inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_strip::StripEffort& strip) {
-  if (algorithm == ConvAlgorithm::wgmma && c.pass == ConvPass::weight_gradient)
-    return conv_gemm::weight_grad_way(c.g, c.layout, c.layout, c.operands).microseconds;
+  if (algorithm == ConvAlgorithm::wgmma)
+    return c.pass == ConvPass::weight_gradient
+               ? conv_gemm::weight_grad_way(c.g, c.layout, c.layout, c.operands).microseconds
+               : conv_gemm::map_way(c.g, c.pass == ConvPass::forward, c.layout, conv_gemm::map_results(c),
+                                    c.operands)
+                     .microseconds;
   return microseconds(algorithm, c, terms_of(algorithm, c, strip));
 }
 

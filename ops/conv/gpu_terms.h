@@ -34,12 +34,11 @@ using conv_gemm::Factors;
 inline constexpr int kTerms = 23;
 using Terms = std::array<double, kTerms>;
 
-/// The algorithms that have estimates. Of the weight's gradient wgmma has none, but its ways have: windows,
-/// boxes and rows.
+/// The algorithms that have estimates; wgmma that of the way that it takes (is_way_of_wgmma()).
 inline constexpr ConvAlgorithm kEstimated[] = {
-    ConvAlgorithm::wgmma,     ConvAlgorithm::tensor,  ConvAlgorithm::strip,   ConvAlgorithm::direct,
-    ConvAlgorithm::depthwise, ConvAlgorithm::columns, ConvAlgorithm::windows, ConvAlgorithm::boxes,
-    ConvAlgorithm::rows,      ConvAlgorithm::thin};
+    ConvAlgorithm::wgmma,     ConvAlgorithm::tensor,   ConvAlgorithm::strip,   ConvAlgorithm::direct,
+    ConvAlgorithm::depthwise, ConvAlgorithm::columns,  ConvAlgorithm::windows, ConvAlgorithm::boxes,
+    ConvAlgorithm::halves,    ConvAlgorithm::gathered, ConvAlgorithm::rows,    ConvAlgorithm::thin};
 
 enum class ConvPass : std::uint8_t { forward, input_gradient, weight_gradient };
 
@@ -99,6 +98,12 @@ inline double channels_copied(const ConvCall& c, bool x, int bytes, int parts = 
 inline bool has_odd_planes(const ConvCall& c, bool x) {
   const std::int64_t plane = x ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
   return c.layout == Layout::nchw && plane * c.operands.element_bytes % 16 != 0;
+}
+/// moved() results of a forward pass in nchw, times the rows of x that 32 pixels meet beyond the first: rows
+/// of results are written in parts.
+inline double in_short_rows(const ConvCall& c, double results) {
+  if (c.pass != ConvPass::forward || c.layout == Layout::nhwc) return 0;
+  return results * (32 / static_cast<double>(std::min<std::int64_t>(c.g.w.in, 32)) - 1);
 }
 inline double weight_moved(const ConvCall& c) {
   return moved(static_cast<double>(c.g.weight_shape().count()), c.operands.element_bytes);

@@ -110,6 +110,7 @@ NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 
 NVIDIA H200	forward	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	halves	252	260.64
 NVIDIA H200	forward	float32	high	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.224.1.1.0	364.8	377.792
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1161.12	1220.224
+NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.0.1.6.96.1.0.0	845.4	951.8
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	25.971	27.73
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.831	33.18
@@ -138,6 +139,7 @@ NVIDIA H200	input_gradient	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 10
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	27.879	35.456
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.2.0.0	33.852	35.822
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.408	92.277
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves	613.7	678
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1802.56	1873.28
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.64.1.0.0	60.92	65.016
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.486	28.58
@@ -149,6 +151,7 @@ NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	865.664	901.216
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.467	22.705
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	22.147	23.284
+NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.2.8.4.4.4.1	19.2	20.2
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	11.002	11.538
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.1.1.2.128.128.0	45.787	53.542
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	668.64	697.248

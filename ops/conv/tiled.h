@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -12,8 +11,8 @@
 
 namespace tapedeck::conv_gemm {
 
-/// Of an estimate, and clocks that estimates miss in small layers.
-inline constexpr double kMostOfBest = 1.5, kMissedClocks = 6000;
+/// Of an estimate, and microseconds that estimates miss in small layers.
+inline constexpr double kMostOfBest = 1.5, kMissed = 3.5;
 inline constexpr int kMostOfKind = 3, kMostTiled = 28;
 
 /// As a scope would force what is taken.
@@ -29,7 +28,7 @@ inline ConvCandidate weight_grad_taken(const ConvTranspose2dGeometry& g, Layout 
   const WeightGradWay& way = weight_grad_way(g, x, y, f);
   if (way.kind == GradKind::rows) return ConvAlgorithm::rows;
   if (way.kind == GradKind::windows) return ConvAlgorithm::windows;
-  return {f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.boxes.tiling()};
+  return {boxes_of_weight_grad(f), way.boxes.tiling()};
 }
 
 /// Of a map: a few of each kind of boxes, fold, split, joined phases, results, blocks and turns. (Of the
@@ -38,27 +37,29 @@ inline ConvCandidate weight_grad_taken(const ConvTranspose2dGeometry& g, Layout 
 inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, bool transposed, Layout from,
                                              BoxResults results, const Factors& f) {
   struct Tiled {
-    double clocks;
+    double microseconds;
     ConvCandidate candidate;
     std::vector<int> kind;
   };
   std::vector<Tiled> all;
-  for_box_kinds(g, transposed, from, results, f, false, [&](const BoxKind& k) {
+  const conv_estimate::ConvCall c(g, map_pass(transposed), f, from);
+  const Plan plan(g, transposed, f.element_bytes);
+  for_box_kinds(g, from, results, f, false, [&](const BoxKind& k) {
     for (const BoxWay& way :
          box_ways(g, transposed, k.element_bytes, k.parts, results, f.element_bytes, k.gathers())) {
-      const BoxChoice& c = way.choice;
-      all.push_back({clocks_of(k, g, transposed, f, way),
+      all.push_back({map_microseconds(c, k, way, plan),
                      {k.name, way.tiling()},
                      {static_cast<int>(k.name), way.fold.x, way.fold.y, static_cast<int>(way.plan.split),
-                      way.plan.joined, static_cast<int>(c.results), c.blocks, c.in_turns ? 1 : 0}});
+                      way.plan.joined, static_cast<int>(way.choice.results), way.choice.blocks,
+                      way.choice.in_turns ? 1 : 0}});
     }
   });
   std::stable_sort(all.begin(), all.end(),
-                   [](const Tiled& a, const Tiled& b) { return a.clocks < b.clocks; });
+                   [](const Tiled& a, const Tiled& b) { return a.microseconds < b.microseconds; });
   std::map<std::vector<int>, int> of_kind;
   std::vector<ConvCandidate> some;
   for (const Tiled& t : all) {
-    if (t.clocks > kMostOfBest * all.front().clocks + kMissedClocks || some.size() == kMostTiled) break;
+    if (t.microseconds > kMostOfBest * all.front().microseconds + kMissed || some.size() == kMostTiled) break;
     if (++of_kind[t.kind] <= kMostOfKind) some.push_back(t.candidate);
   }
   return some;
@@ -68,12 +69,16 @@ inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, b
 inline std::vector<ConvCandidate> tiled_weight_grads(const ConvTranspose2dGeometry& g, const Factors& f) {
   std::vector<ConvCandidate> some;
   if (!halves_fit(g, f.of_boxes())) return some;
-  const std::vector<BoxGradWay> ways = grad_ways(g, f.of_boxes(), kMostOfKind);
-  double least = std::numeric_limits<double>::infinity();
-  for (const BoxGradWay& way : ways) least = std::min(least, way.plan.clocks());
-  for (const BoxGradWay& way : ways)
-    if (way.plan.clocks() <= kMostOfBest * least + kMissedClocks && some.size() < kMostTiled)
-      some.emplace_back(f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, way.tiling());
+  std::vector<BoxGradWay> ways = grad_ways(g, f.of_boxes(), kMostOfKind);
+  std::stable_sort(ways.begin(), ways.end(), [](const BoxGradWay& a, const BoxGradWay& b) {
+    return a.plan.clocks() < b.plan.clocks();
+  });
+  for (const BoxGradWay& way : ways) {
+    if (way.plan.clocks() > kMostOfBest * ways.front().plan.clocks() + kMissed * kClocksOfMicrosecond ||
+        some.size() == kMostTiled)
+      break;
+    some.emplace_back(boxes_of_weight_grad(f), way.tiling());
+  }
   return some;
 }
 

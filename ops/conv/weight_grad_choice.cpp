@@ -1,7 +1,7 @@
-// Of 358 to 361 layers of bench/fit_conv_estimates.py on an H200, boxes were the fastest of 137 in float32,
-// 180 in TF32 and bfloat16 (rows of 3 and 12), and with channels last of 118, 160 and 250, windows of the
-// others. Choices by these estimates took 1.01 to 1.03 times as long as the fastest, by geometric means;
-// windows alone would have taken 1.10 to 1.27 times. [64,1,16,56] to 512 channels, 4x9 taps, in bfloat16: 219
+// Of 255 to 324 layers of bench/fit_conv_estimates.py on an H200, boxes were the fastest of 125 in float32,
+// 204 in TF32 and 212 in bfloat16 (rows of 3 and 11), and with channels last of 100, 164 and 249, windows of
+// the others. Choices by these estimates took 1.01 to 1.02 times as long as the fastest, by geometric means;
+// windows alone would have taken 1.12 to 1.40 times. [64,1,16,56] to 512 channels, 4x9 taps, in bfloat16: 219
 // us over boxes, 863 by windows.
 #include <tapedeck/ops/conv/weight_grad_choice.h>
 
@@ -46,14 +46,13 @@ Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
   const double tiles =
       std::ceil(static_cast<double>(p.works() * p.splits()) / 132) * static_cast<double>(p.split_tiles());
   return {1,
-          tiles * p.tile.steps * p.x_blocks * p.atoms * p.units / 1e2,
-          tiles / 10,
+          p.clocks() / 1e3,
           images_moved(c, true) + images_moved(c, false),
           copied(true) + copied(false),
+          (has_odd_planes(c, true) ? copied(true) : 0) + (has_odd_planes(c, false) ? copied(false) : 0),
           weight_moved(c) * p.splits() / p.cluster(),
-          weight_moved(c),
-          tiles * p.stage_bytes() / 1e5,
-          (has_odd_planes(c, true) ? copied(true) : 0) + (has_odd_planes(c, false) ? copied(false) : 0)};
+          tiles * p.tile.steps * p.x_blocks * p.atoms * p.units / 1e2,
+          tiles / 10};
 }
 
 Terms of_rows(const ConvCall& c, const RowGradPlan& p) {
@@ -62,15 +61,14 @@ Terms of_rows(const ConvCall& c, const RowGradPlan& p) {
 
 WeightGradWay find_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
                        bool may_be_rows) {
-  const ConvAlgorithm forced = conv_algorithm(),
-                      of_boxes_only = f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes;
+  const ConvAlgorithm forced = conv_algorithm(), of_boxes_only = boxes_of_weight_grad(f);
   const ConvCall c(g, ConvPass::weight_gradient, f,
                    x == Layout::nhwc && y == Layout::nhwc ? Layout::nhwc : Layout::nchw);
   WeightGradWay way;
   way.microseconds = microseconds(ConvAlgorithm::windows, c, of_windows_weight_grad(c));
   if (forced == ConvAlgorithm::windows) return way;
   if (const BoxGradWay& boxes = boxes_of(g, f); boxes.plan.exists()) {
-    const double time = microseconds(ConvAlgorithm::boxes, c, of_boxes(c, boxes.plan));
+    const double time = microseconds(of_boxes_only, c, of_boxes(c, boxes.plan));
     if (time < way.microseconds || forced == of_boxes_only) way = {GradKind::boxes, boxes, time};
   }
   if (!may_be_rows || x != Layout::nchw || y != Layout::nchw || forced == ConvAlgorithm::boxes ||

@@ -36,6 +36,11 @@ struct WeightGradWay {
 const WeightGradWay& weight_grad_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
                                      bool rows = true);
 
+/// Which algorithm computes it over boxes.
+inline ConvAlgorithm boxes_of_weight_grad(const Factors& f) {
+  return f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes;
+}
+
 /// What estimates are made of (gpu_estimate.h); of boxes and rows, zeros where there is no plan.
 conv_estimate::Terms of_windows_weight_grad(const conv_estimate::ConvCall& c);
 conv_estimate::Terms of_boxes_weight_grad(const conv_estimate::ConvCall& c);
