@@ -305,6 +305,7 @@ struct BoxGradPlan {
     constexpr double kStep = 24, kNarrowStep = 34,  // of 16 pixels and 64x64 channels; of one atom and part
         kLatency = 2050,                            // until a stage that is left has its next tile
         kTile = 50, kFewStages = 0.4;               // the latter of what two stages do not hide
+    // Of a block; of 64x64 sums to be written; of each sum of the weight that a kernel adds; of a cluster.
     constexpr double kStart = 2250, kWrite = 570, kSum = 0.003, kCluster = 7600;
     const int splits = ceil_div(tiles_of(t), mine), bytes = parts * part_bytes_of(t),
               blocks = x_blocks * atoms * units, group = parts == 1 ? 1 : kFlushOfParts,

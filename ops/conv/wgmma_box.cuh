@@ -14,7 +14,7 @@
 // every second element: a VAE's layers of 64 to 64 and 64 to 32 channels took 1.5 times as long. Products of
 // half as many places are slower, so it does not pay for layers with many channels to read. Where phases have
 // as many taps each, a pair of blocks may have one each instead and swap a half of their results
-// (BoxOutput::write_swapped()): tiles stay what they are, and rows are written whole. In nchw a DCGAN's
+// (BoxRows::write_swapped()): tiles stay what they are, and rows are written whole. In nchw a DCGAN's
 // second and third layer take 0.92 to 0.99 of the fastest other way's time; layers of many tiles, where
 // blocks wait for each other at each of them, up to 1.2 times as long.
 //
@@ -93,7 +93,7 @@ struct BoxKernel {
   static constexpr bool kSpares = places_can_gather(kParts, kJoined, N);
   static constexpr bool kCanGather = sizeof(typename Math::Element) == 2 && kSpares;
   static constexpr int kConsumerRegisters = kSpares ? 224 : 232, kOtherRegisters = kSpares ? 56 : 40;
-  // Named barriers; kTurns: the first of two. 1 and 2 are BoxOutput's.
+  // Named barriers; kTurns: the first of two. 1 and 2 are BoxPixels'.
   static constexpr int kTurns = 3, kBringersMeet = 5, kAllMeet = 6;
 
   template <class F>

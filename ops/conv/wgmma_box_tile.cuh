@@ -10,7 +10,7 @@
 namespace tapedeck::cu::conv_gemm {
 
 /// Where the result at a place is, from the tile's first on; its image, row and column in the tile
-/// (BoxOutput::in_tile()).
+/// (BoxSums::in_tile()).
 struct alignas(16) PlaceOfResult {
   std::int64_t offset;
   unsigned in_tile, unused;
