@@ -49,11 +49,8 @@ MapWay way_of(const ConvCall& c, bool shared = false) {
   return map_way(c.g, c.pass == conv_estimate::ConvPass::forward, c.layout, map_results(c), c.operands,
                  shared);
 }
-/// The estimates of a call; infinity where there is none.
 double estimate(ConvAlgorithm a, const ConvCall& c) {
-  const conv_estimate::Terms terms = of_map(a, c);
-  return terms == conv_estimate::Terms{} ? std::numeric_limits<double>::infinity()
-                                         : microseconds(a, c, terms);
+  return microseconds(a, c, of_map(a, c));
 }
 
 TEST(ConvMapChoice, TakesTheLeastEstimate) {

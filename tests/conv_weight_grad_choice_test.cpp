@@ -57,12 +57,10 @@ TEST(ConvWeightGradChoice, TakesTheLeastEstimate) {
       for (const Layout layout : kLayouts) {
         SCOPED_TRACE(concat(g.x_shape(), g.weight_shape(), f.element_bytes * 10 + f.parts, layout));
         const ConvCall c(g, ConvPass::weight_gradient, f, layout);
-        const auto estimate = [&](ConvAlgorithm a, const Terms& t) {
-          return t == Terms{} ? std::numeric_limits<double>::infinity() : microseconds(a, c, t);
-        };
-        const double windows = estimate(ConvAlgorithm::windows, conv_gemm::of_windows_weight_grad(c)),
-                     boxes = estimate(conv_gemm::boxes_of_weight_grad(f), conv_gemm::of_boxes_weight_grad(c)),
-                     rows = estimate(ConvAlgorithm::rows, conv_gemm::of_rows_weight_grad(c));
+        const double windows = microseconds(ConvAlgorithm::windows, c, conv_gemm::of_windows_weight_grad(c)),
+                     boxes = microseconds(f.are_float() ? ConvAlgorithm::halves : ConvAlgorithm::boxes, c,
+                                          conv_gemm::of_boxes_weight_grad(c)),
+                     rows = microseconds(ConvAlgorithm::rows, c, conv_gemm::of_rows_weight_grad(c));
         EXPECT_TRUE(std::isfinite(windows) && windows > 0);
         const conv_gemm::WeightGradWay& way = weight_grad_way(g, layout, layout, f);
         EXPECT_EQ(way.microseconds, std::min({windows, boxes, rows}));

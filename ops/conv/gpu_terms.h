@@ -116,7 +116,7 @@ inline double halves_made(const conv_gemm::Factors& f, std::int64_t count) {
   return count < kLeastSampled ? 1 : made / (4 + made);
 }
 
-/// The microseconds of terms; infinity where too few calls of the kind were measured.
+/// The microseconds of terms; infinity where there are none, or too few calls of the kind were measured.
 double microseconds(ConvAlgorithm algorithm, const ConvCall& c, const Terms& terms);
 
 }  // namespace tapedeck::conv_estimate

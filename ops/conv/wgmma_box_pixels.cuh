@@ -16,7 +16,6 @@ struct BoxPixels : BoxSums<Math, kPlaces, kOfPlace> {
   using Base::ends_turn;
   using Base::exists;
   using Base::first_channel;
-  using Base::first_place;
   using Base::inside;
   using Base::is_in_order;
   using Base::kSums;

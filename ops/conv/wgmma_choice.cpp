@@ -1,12 +1,15 @@
 // Of 474 to 477 layers of bench/fit_conv_estimates.py on an H200, windows were the fastest forward of 65 in
 // float32, 18 in TF32 and 47 in bfloat16, and with channels last of 116, 49 and 118; of input gradients, of
-// 258, 127 and 192, and of 336, 137 and 188. Choices by these estimates took 1.01 to 1.04 times as long as
-// the fastest, by geometric means; windows alone would have taken 1.36 to 1.66 times forward, and 1.08
-// to 1.29 times. (What was compared before, clocks that no times had been fitted to, took windows for 3 of 10
-// layers forward, which took 1.2 times as long as boxes.)
+// 258, 127 and 192, and of 336, 137 and 188. Choices by estimates that were fitted to these times would have
+// taken 1.01 to 1.04 times as long as the fastest, by geometric means; windows alone 1.36 to 1.66 times
+// forward, and 1.08 to 1.29 times. (What was compared before, clocks that no times had been fitted to, took
+// windows forward for 29 and 35 of 96 and 97 random layers in nchw, in bfloat16 and float32: 1.2 times as
+// long as the best of the others.)
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 #include <algorithm>
+
+#include <tapedeck/ops/conv/question.h>
 
 namespace tapedeck::conv_gemm {
 
@@ -25,19 +28,28 @@ bool is_transposed(const ConvCall& c) {
   return c.pass == ConvPass::forward;
 }
 
-/// What writing results takes beyond their bytes: a phase's neighbours, `apart` where each is written alone,
+/// The terms that all kernels have: of their clocks, and images that they read, or that are copied for them.
+/// Writing results takes more than their bytes: a phase's neighbours, `apart` where each is written alone,
 /// are a stride apart, the farther, the more sectors are written in parts; and so are short rows. The phase
 /// of most taps ends last.
-struct Scattered {
-  Scattered(const ConvCall& c, const Plan& p, bool apart, BoxResults results) {
-    if (have_channels_last(results) || !is_transposed(c)) return;
-    const double out = images_moved(c, false);
-    if (apart && c.g.w.stride > 1) gaps = out, wide_gaps = out * static_cast<double>(c.g.w.stride - 1);
-    short_rows = conv_estimate::in_short_rows(c, out);
-    chunks = p.most_chunks() / 10.0;
-  }
-  double gaps = 0, wide_gaps = 0, short_rows = 0, chunks = 0;
-};
+Terms of_any(const ConvCall& c, const Plan& p, double clocks, double read, double copied, bool apart,
+             BoxResults results) {
+  const bool transposed = is_transposed(c), to_rows = transposed && !have_channels_last(results),
+             has_gaps = to_rows && apart && c.g.w.stride > 1;
+  const double out = images_moved(c, !transposed);
+  return {1,
+          clocks / kClocksOfMicrosecond,
+          read,
+          out,
+          weight_moved(c),
+          copied,
+          has_odd_planes(c, transposed) ? copied : 0,
+          has_gaps ? out : 0,
+          has_gaps ? out * static_cast<double>(c.g.w.stride - 1) : 0,
+          to_rows ? conv_estimate::in_short_rows(c, out) : 0,
+          to_rows ? p.most_chunks() / 10.0 : 0};
+}
+constexpr std::size_t kOfAny = 11;
 
 /// Channels last, results of incomplete vectors are written one or two elements at a time: these, of whole
 /// eights of channels, in millions.
@@ -49,10 +61,10 @@ double written_in_parts(const ConvCall& c, BoxResults results) {
 }
 
 Terms of_windows(const ConvCall& c, const Plan& p, const WindowsTile& tile, BoxResults results) {
-  const bool transposed = is_transposed(c), has_gaps = transposed && c.g.w.stride > 1;
-  const double in = images_moved(c, transposed), out = images_moved(c, !transposed),
-               copied = channels_copied(c, transposed, c.operands.element_bytes);
-  const Scattered s(c, p, true, results);
+  const bool transposed = is_transposed(c);
+  Terms t = of_any(c, p, tile.clocks, images_moved(c, transposed),
+                   channels_copied(c, transposed, c.operands.element_bytes), true, results);
+  if (have_channels_last(results) && transposed && c.g.w.stride > 1) t[kOfAny] = images_moved(c, false);
   // Rows that a multiprocessor's tiles gather, and what it writes.
   const int bm = 128 * tile.m;
   const std::int64_t tiles = count(p.most_rows(), bm) * p.phases() * count(p.to_channels, tile.n) * p.groups;
@@ -60,38 +72,25 @@ Terms of_windows(const ConvCall& c, const Plan& p, const WindowsTile& tile, BoxR
   const auto turns = static_cast<double>(count(tiles * splits, 132));
   const double chunks = turns * p.chunks / p.phases() / splits;
   // What taps read of a pixel's channels, at least a sector where neighbours are a stride apart.
-  double read = 0;
   if (!transposed) {
     const std::int64_t bytes = count(p.from_channels * c.operands.element_bytes, 16) * 16,
                        of_tap = c.g.w.stride > 1 ? std::max<std::int64_t>(bytes, 32) : bytes;
-    read =
+    t[kOfAny + 1] =
         static_cast<double>(c.g.n * c.g.h.in * c.g.w.in * c.g.groups * c.g.h.kernel * c.g.w.kernel * of_tap) /
         1e9;
   }
-  return {1,
-          tile.clocks / kClocksOfMicrosecond,
-          in,
-          out,
-          weight_moved(c),
-          copied,
-          has_odd_planes(c, transposed) ? copied : 0,
-          s.gaps,
-          s.wide_gaps,
-          s.short_rows,
-          s.chunks,
-          have_channels_last(results) && has_gaps ? out : 0,
-          read,
-          chunks * bm / 1e4,
-          chunks / 10,
-          turns * bm * tile.n / 1e5,
-          written_in_parts(c, results)};
+  t[kOfAny + 2] = chunks * bm / 1e4;
+  t[kOfAny + 3] = chunks / 10;
+  t[kOfAny + 4] = turns * bm * tile.n / 1e5;
+  t[kOfAny + 5] = written_in_parts(c, results);
+  return t;
 }
 
 /// `shared`: whether the weight's gradient needs a copy anyway: of halves, or of 16-bit images.
 Terms of_boxes(const ConvCall& c, const BoxKind& k, const BoxWay& way, const Plan& p, bool shared) {
   const bool transposed = is_transposed(c), gathers = k.gathers();
   const std::int64_t count_read = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
-  const double in = images_moved(c, transposed), out = images_moved(c, !transposed);
+  const double in = images_moved(c, transposed);
   const bool serves = shared && (k.kind == MapKind::halves || !c.operands.are_float());
   double clocks = way.choice.clocks, copied = 0, searched = 0;
   if (!packs_weights(way, transposed, k.element_bytes, c.operands.element_bytes))
@@ -107,36 +106,17 @@ Terms of_boxes(const ConvCall& c, const BoxKind& k, const BoxWay& way, const Pla
                                              conv_estimate::halves_made(c.operands, count_read)
                                        : channels_copied(c, transposed, c.operands.element_bytes);
   }
-  const Scattered s(c, p, way.plan.joined < c.g.w.stride && !way.fold.exists(), way.choice.results);
-  return {1,
-          clocks / kClocksOfMicrosecond,
-          serves ? 0 : in,
-          out,
-          weight_moved(c),
-          copied,
-          has_odd_planes(c, transposed) ? copied : 0,
-          s.gaps,
-          s.wide_gaps,
-          s.short_rows,
-          s.chunks,
-          written_in_parts(c, way.choice.results),
-          searched,
-          way.choice.multiplied / kClocksOfMicrosecond,
-          way.choice.brought / kClocksOfMicrosecond};
+  Terms t = of_any(c, p, clocks, serves ? 0 : in, copied,
+                   way.plan.joined < c.g.w.stride && !way.fold.exists(), way.choice.results);
+  t[kOfAny] = written_in_parts(c, way.choice.results);
+  t[kOfAny + 1] = searched;
+  t[kOfAny + 2] = way.choice.multiplied / kClocksOfMicrosecond;
+  t[kOfAny + 3] = way.choice.brought / kClocksOfMicrosecond;
+  return t;
 }
 
-}  // namespace
-
-BoxResults map_results(const ConvCall& c) {
-  return box_results(c.layout, is_transposed(c) ? c.g.w.out : c.g.w.in, c.operands.element_bytes, 0);
-}
-
-double map_microseconds(const ConvCall& c, const BoxKind& kind, const BoxWay& way, const Plan& plan) {
-  return microseconds(kind.name, c, of_boxes(c, kind, way, plan, false));
-}
-
-MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
-               const Factors& f, bool shared) {
+MapWay find_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
+                const Factors& f, bool shared) {
   const ConvAlgorithm forced = conv_algorithm();
   const ConvTiling tiling = ConvAlgorithmScope::tiling();
   const ConvCall c(g, map_pass(transposed), f, from);
@@ -158,15 +138,34 @@ MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, B
     if (boxes.choice.places == 0) return;
     const Terms terms = of_boxes(c, k, boxes, way.plan, shared);
     const double time = microseconds(k.name, c, terms);
-    // Windows are left out if by the kernels' clocks alone the tensors' own boxes are faster. (Random layers
-    // took 1.002 times as long with this, but a U-Net's, of 1024 to 512 channels, a kernel of 2 and stride 2,
-    // 0.71 and 0.82: boxes of its input gradient are faster than estimates of all layers say.)
+    // Windows are left out if by the kernels' clocks alone the tensors' own boxes are faster. (Of the times
+    // above, choices with this take 1 to 1.003 times as long. But input gradients of a U-Net's layer, 1024 to
+    // 512 channels with a kernel of 2 and stride 2, take 0.71 and 0.82 of the time over boxes in bfloat16,
+    // and estimates alone say windows.)
     const bool sooner = k.name == ConvAlgorithm::boxes && terms[kOfClocks] < of_all_windows[kOfClocks];
     if (time >= least && !sooner && !is_forced) return;
     way.kind = k.kind, way.boxes = boxes, way.microseconds = time;
     least = is_forced ? -std::numeric_limits<double>::infinity() : time;
   });
   return way;
+}
+
+}  // namespace
+
+BoxResults map_results(const ConvCall& c) {
+  return box_results(c.layout, is_transposed(c) ? c.g.w.out : c.g.w.in, c.operands.element_bytes, 0);
+}
+
+double map_microseconds(const ConvCall& c, const BoxKind& kind, const BoxWay& way, const Plan& plan) {
+  return microseconds(kind.name, c, of_boxes(c, kind, way, plan, false));
+}
+
+MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
+               const Factors& f, bool shared) {
+  const auto [a, b] = ConvAlgorithmScope::tiling().code();
+  return remembered(ConvQuestion(g, 2 * transposed + shared, from, results, f.element_bytes, f.parts,
+                                 conv_algorithm(), a, b),
+                    [&] { return find_way(g, transposed, from, results, f, shared); });
 }
 
 Terms of_map(ConvAlgorithm algorithm, const ConvCall& c) {

@@ -67,7 +67,7 @@ inline constexpr double kClocksOfMicrosecond = 1700;
 /// that is forced. `shared`: whether a copy for boxes serves the weight's gradient, too.
 MapWay map_way(const ConvTranspose2dGeometry& g, bool transposed, Layout from, BoxResults results,
                const Factors& f, bool shared = false);
-/// box_results() of images that lie in memory as those that are read, and as they do mostly.
+/// box_results() of images of the call's layout that begin at whole vectors.
 BoxResults map_results(const conv_estimate::ConvCall& c);
 
 constexpr conv_estimate::ConvPass map_pass(bool transposed) {
