@@ -26,10 +26,16 @@ endif()
 function(tapedeck_cuda target)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
   target_compile_definitions(${target} PRIVATE TAPEDECK_CUDA)
+  # Machine code for one architecture is not compressed unless that is asked for. The denser way asks for newer
+  # drivers, which CUDA 13 does anyway.
+  set(compress -Xfatbin=-compress-all)
+  if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 13)
+    set(compress --compress-mode=size)
+  endif()
   # constexpr functions of the standard library, and lambdas, may be called in kernels. CMake 3.25 knows no
-  # feature cuda_std_20 yet. Machine code for one architecture is not compressed unless that is asked for.
+  # feature cuda_std_20 yet.
   target_compile_options(${target} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;-Xfatbin=-compress-all>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;${compress}>")
   set(blas CUDA::cublasLt)
   if(TARGET CUDA::cublasLt_static)
     set(blas CUDA::cublasLt_static)
