@@ -8,6 +8,7 @@
 
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/explain.h>
+#include <tapedeck/ops/conv/thin_bands.h>
 
 namespace tapedeck::test {
 namespace {
@@ -121,6 +122,64 @@ TEST_F(CudaConvThin, PartsOfManyBands) {
   }
 }
 
+/// Whether a pass of a layer takes bands.
+bool takes_bands(const ConvCase& c, conv_thin::ThinPass pass, DType dtype, Precision precision) {
+  return conv_thin::band_pixels(geometry_of(c), pass, Layout::nchw, static_cast<int>(size_of(dtype)),
+                                dtype == DType::float32 && precision == Precision::highest ? 2 : 1) > 0;
+}
+
+// All passes over bands (thin_bands.h): bands of one row to all, parts of images, all numbers of y's
+// channels, weights of one or many tiles; and blocks that go through several images, with more bands than
+// stages.
+TEST_F(CudaConvThin, Bands) {
+  using conv_thin::ThinPass;
+  set_conv_algorithm(ConvAlgorithm::thin);
+  Share share;
+  ConvRandom random(26);
+  const auto case_of = [](bool is_strided) {
+    const std::int64_t kernel = is_strided ? 4 : 3, stride = is_strided ? 2 : 1;
+    return ConvCase{.kernel = {kernel, kernel}, .stride = {stride, stride}, .padding = {1, 1}};
+  };
+  std::vector<ConvCase> cases;
+  for (const bool is_strided : {true, false}) {
+    for (const auto& [n, ci, co, h, w] : {std::array{200, 48, 3, 20, 32}, {140, 80, 2, 10, 24}}) {
+      ConvCase c = case_of(is_strided);
+      c.n = n, c.ci = ci, c.co = co, c.in[0] = h, c.in[1] = w;
+      cases.push_back(c);
+    }
+    const conv_thin::BandGradPlan plan(geometry_of(cases[cases.size() - 2]), is_strided ? 4 : 3,
+                                       is_strided ? 2 : 1, 256, 2);
+    EXPECT_GT(plan.units / conv_thin::kMultiprocessors * ((plan.part_rows + plan.rows - 1) / plan.rows) + 3,
+              plan.stages);
+  }
+  for (int i = 0; i < 56; ++i) {
+    ConvCase c = case_of(i % 2 == 0);
+    c.n = random.in(1, 5), c.ci = 16 * random.in(1, 6), c.co = 1 + i / 2 % 4;
+    c.in[0] = random.in(1, 40), c.in[1] = i % 3 == 0 ? 4 * random.in(1, 50) : 8 * random.in(1, 17);
+    c.bias = i % 3 != 0;
+    cases.push_back(c);
+  }
+  std::array<int, 3> of_bands{};
+  for (const ConvCase& c : cases) {
+    if (!share.takes_next()) continue;
+    for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+      for (Precision precision : {Precision::highest, Precision::high}) {
+        if (precision == Precision::high && dtype != DType::float32) continue;
+        set_float32_precision(precision);
+        SCOPED_TRACE(concat(c.text(), " ", dtype, precision == Precision::high ? " TF32" : ""));
+        for (const ThinPass pass : {ThinPass::transposed, ThinPass::plain, ThinPass::weight})
+          of_bands[static_cast<std::size_t>(pass)] += takes_bands(c, pass, dtype, precision) ? 1 : 0;
+        check_transposed(c, random, {dtype, kCuda});
+        check_plain(c, random, {dtype, kCuda});
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(of_bands[0] * test_share(), 150);
+  EXPECT_GT(of_bands[1] * test_share(), 150);
+  EXPECT_GT(of_bands[2] * test_share(), 80);
+}
+
 // No less than fused multiply-adds have, plus 1e-7: the sums of these layers have 48 to 16,384 terms.
 TEST_F(CudaConvThin, HasTheAccuracyOfFloat32) {
   const auto random = [](const Shape& shape) { return randn(shape, {DType::float64}); };
@@ -155,21 +214,31 @@ TEST_F(CudaConvThin, BesideVectors) {
               conv_transpose2d(copy, w, {}, options).tensor().to(Device{}), 6e-3);
   expect_near("gw", conv_transpose2d_weight_grad(x, gy, 3, options).tensor().to(Device{}),
               conv_transpose2d_weight_grad(copy, gy, 3, options).tensor().to(Device{}), 6e-3);
+  // Bands are for aligned tensors.
+  const Shape of_y{2, 3, 32, 32};
+  const Tensor y = tensor({1 + of_y.count()}).slice(1, 1 + of_y.count()).reshape(of_y), of_copy = y.clone(),
+               large = tensor({2, 32, 16, 16}), weight = tensor({32, 3, 4, 4});
+  set_conv_algorithm(ConvAlgorithm::thin);
+  const ConvTranspose2dOptions strided{.stride = 2, .padding = 1};
+  expect_near("gw", conv_transpose2d_weight_grad(large, y, 4, strided).tensor().to(Device{}),
+              conv_transpose2d_weight_grad(large, of_copy, 4, strided).tensor().to(Device{}), 6e-3);
+  expect_near("gx", conv2d(y, weight, {}, {.stride = 2, .padding = 1}).tensor().to(Device{}),
+              conv2d(of_copy, weight, {}, {.stride = 2, .padding = 1}).tensor().to(Device{}), 6e-3);
 }
 
 // Words of products have places of none, whose weights are zeros.
 TEST_F(CudaConvThin, KeepsInfinities) {
   set_conv_algorithm(ConvAlgorithm::thin);
-  for (Layout layout : {Layout::nchw, Layout::nhwc}) {
-    SCOPED_TRACE(concat(layout));
+  for (const auto& [layout, channels] :
+       {std::pair(Layout::nchw, 24), {Layout::nhwc, 24}, {Layout::nchw, 32}}) {  // the last of bands
+    SCOPED_TRACE(concat(layout, " ", channels));
     std::vector<float> values(2 * 8 * 16, 1.0f);
     values[40] = std::numeric_limits<float>::infinity();
     const Tensor y = Tensor::from(values, {2, 1, 8, 16}).to(kCuda).to(DType::bfloat16).to(layout);
-    const Tensor w =
-        Tensor::from(std::vector<float>(24 * 9, 2.0f), {24, 1, 3, 3}).to(kCuda).to(DType::bfloat16);
+    const Tensor w = Tensor::full({channels, 1, 3, 3}, 2.0, {DType::bfloat16, kCuda});
     const auto x = conv2d(y, w, {}, {.padding = 1}).tensor().to(Device{}).to_vector<float>();
     EXPECT_EQ(std::count_if(x.begin(), x.end(), [](float v) { return std::isnan(v); }), 0);
-    EXPECT_EQ(std::count_if(x.begin(), x.end(), [](float v) { return std::isinf(v); }), 24 * 9);
+    EXPECT_EQ(std::count_if(x.begin(), x.end(), [](float v) { return std::isinf(v); }), channels * 9);
   }
 }
 
@@ -177,19 +246,22 @@ TEST_F(CudaConvThin, KeepsInfinities) {
 TEST_F(CudaConvThin, KeepsInfinitiesOfWeightGradients) {
   set_conv_algorithm(ConvAlgorithm::thin);
   for (DType dtype : {DType::float32, DType::bfloat16}) {
-    for (Layout layout : {Layout::nchw, Layout::nhwc}) {
-      SCOPED_TRACE(concat(dtype, " ", layout));
-      std::vector<float> values(8 * 28, 1.0f);
-      values[3 * 28 + 27] = std::numeric_limits<float>::infinity();
-      const Tensor gy = Tensor::from(values, {1, 1, 8, 28}).to(kCuda).to(dtype).to(layout),
-                   x = Tensor::full({1, 16, 4, 14}, 2.0, {dtype, kCuda}).to(layout);
+    for (const auto& [layout, width] :
+         {std::pair(Layout::nchw, 14), {Layout::nhwc, 14}, {Layout::nchw, 16}, {Layout::nchw, 24}}) {
+      SCOPED_TRACE(concat(dtype, " ", layout, " ", width));
+      // The latter of bands, if their pixels nearly fill one.
+      const std::int64_t height = width == 14 ? 4 : 256 / width, y_width = 2 * width;
+      std::vector<float> values(static_cast<std::size_t>(2 * height * y_width), 1.0f);
+      values[static_cast<std::size_t>(3 * y_width + y_width - 1)] = std::numeric_limits<float>::infinity();
+      const Tensor gy = Tensor::from(values, {1, 1, 2 * height, y_width}).to(kCuda).to(dtype).to(layout),
+                   x = Tensor::full({1, 48, height, width}, 2.0, {dtype, kCuda}).to(layout);
       const auto gw = conv_transpose2d_weight_grad(x, gy, 4, {.stride = 2, .padding = 1})
                           .tensor()
                           .to(Device{})
                           .to(Layout::nchw)
                           .to_vector<float>();
       for (std::size_t i = 0; i < gw.size(); ++i) {
-        // Row 3 is met by taps 0 and 2, column 27 by tap 2.
+        // Row 3 is met by taps 0 and 2, the last column by tap 2.
         const bool meets = i / 4 % 2 == 0 && i % 4 == 2;
         EXPECT_EQ(std::isfinite(gw[i]), !meets) << i;
       }

@@ -161,6 +161,27 @@ TEST_F(CudaNormalizedConv, OfThinLayers) {
   EXPECT_GT(checked * test_share(), 90);
 }
 
+// Over bands (thin_bands.h), whose blocks go through several of them and parts of channels.
+TEST_F(CudaNormalizedConv, OfThinBands) {
+  set_conv_algorithm(ConvAlgorithm::thin);
+  for (const Way& way : {Way{"two parts", DType::float32, Precision::highest, 0},
+                         Way{"TF32", DType::float32, Precision::high, 0},
+                         Way{"bfloat16", DType::bfloat16, Precision::highest, 0}}) {
+    for (const std::int64_t taps : {3, 4}) {
+      const NormalizedLayer layer{.x = {40, 80, 20, 24},
+                                  .w = {80, 2, taps, taps},
+                                  .options = {.stride = taps - 2, .padding = 1},
+                                  .norm_slope = 0.25,
+                                  .slope = 1,
+                                  .training = true,
+                                  .affine = true,
+                                  .as = {DType::float32, kCuda, Layout::nchw}};
+      check_layer(layer, way, kIfWorthIt);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Other kernels get x normalised.
 TEST_F(CudaNormalizedConv, OfKernelsWithoutPrologues) {
   const NormalizedLayer layer{

@@ -23,6 +23,7 @@
 #include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/strip_plan.h>
+#include <tapedeck/ops/conv/thin_bands.h>
 #include <tapedeck/ops/conv/thin_products.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
@@ -359,14 +360,27 @@ inline Terms of_strip(const ConvCall& c, const conv_strip::StripEffort& effort) 
           gradient ? of_uneven_rows(c, false, 4) : 0};
 }
 
+inline conv_thin::ThinPass thin_pass(ConvPass pass) {
+  using enum conv_thin::ThinPass;
+  return pass == ConvPass::forward ? transposed : pass == ConvPass::input_gradient ? plain : weight;
+}
+/// What kernels over bands take of the time that tiles would, to which factors are fitted: geometric means of
+/// a dozen layers on an H200, by pass and precision as factors.
+inline double share_of_bands(const ConvCall& c) {
+  constexpr double kShares[3][3] = {{0.9, 0.56, 0.65}, {0.82, 0.8, 0.8}, {0.87, 0.78, 0.72}};
+  if (conv_thin::band_pixels(c.g, thin_pass(c.pass), c.layout, c.operands.element_bytes,
+                             c.operands.halves()) == 0)
+    return 1;
+  const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
+  return kShares[static_cast<int>(c.pass)][precision];
+}
+
 /// Thin products: of a multiprocessor's tiles what tensor cores multiply, the elements of x, those that are
 /// copied or written by words, what is gathered or added up in shared memory, and tiles and bands; weights
 /// that blocks bring, or sums that they leave.
 inline Terms of_thin(const ConvCall& c) {
   using namespace conv_thin;
-  const ThinPass pass = c.pass == ConvPass::forward          ? ThinPass::transposed
-                        : c.pass == ConvPass::input_gradient ? ThinPass::plain
-                                                             : ThinPass::weight;
+  const ThinPass pass = thin_pass(c.pass);
   const std::optional<ThinPlan> plan =
       thin_plan(c.g, pass, c.layout, c.operands.element_bytes, c.operands.halves());
   if (!plan) return {};
@@ -435,7 +449,8 @@ inline double estimate(ConvAlgorithm algorithm, const ConvCall& c, const conv_st
                : conv_gemm::map_way(c.g, c.pass == ConvPass::forward, c.layout, conv_gemm::map_results(c),
                                     c.operands)
                      .microseconds;
-  return microseconds(algorithm, c, terms_of(algorithm, c, strip));
+  return microseconds(algorithm, c, terms_of(algorithm, c, strip)) *
+         (algorithm == ConvAlgorithm::thin ? share_of_bands(c) : 1);
 }
 
 }  // namespace tapedeck::conv_estimate

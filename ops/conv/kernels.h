@@ -38,7 +38,7 @@
 //                direct_weight_grad.cu); gradients of groups of one channel whose planes do not pay.
 //   thin         one group, y has 1 to 4 channels, x 16 and more, in whole vectors or some rows of nchw that
 //                are none, and products with all taps are few: tensor cores make them, x is read or written
-//                once (thin_products.cu). On Hopper.
+//                once (thin_products.cu, thin_bands.h). On Hopper.
 //   columns      few channels on one side: matrix products with all taps by matmul(), which are added up then
 //                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
 //                (columns_gathered.cu).

@@ -15,8 +15,10 @@
 // which three products are added, to float32's sums every two steps: an infinity makes NaN of all that it
 // reaches. So do infinities in x of gradients of weights, of taps outside y, which are multiplied as zeros.
 //
-// On an H200, dcgan5 (64 to 3 channels, kernel 4, stride 2, x of 128 x 64 x 32 x 32), forward, input and
-// weight gradient in us; in brackets what computed it before:
+// In nchw the usual kernels and strides of decoders have kernels of their own (thin_bands.h).
+//
+// On an H200, dcgan5 (64 to 3 channels, kernel 4, stride 2, x of 128 x 64 x 32 x 32), without these, forward,
+// input and weight gradient in us; in brackets what computed it before:
 //   float32         28.7 24.8 33.3 (threads' own sums 47.6, 34.9; strips 40.8)
 //   TF32            27.8 16.9 27.9 (47.5, 35.0; 31.3)        channels last 21.6 16.0 29.3
 //   bfloat16        17.3 10.9 15.6                           channels last 16.4 10.4 17.0
@@ -27,8 +29,6 @@
 // count, found once a row and a column; z's pitch, such that stores meet all banks; rings of x for each
 // thread, which need no barrier.
 #include <tapedeck/ops/conv/thin_products_tile.cuh>
-
-#include <tapedeck/ops/conv/parts.cuh>
 
 namespace tapedeck::cu {
 
@@ -43,6 +43,10 @@ bool thin_products_weight_grad_fit(const ConvTranspose2dGeometry& g, DType dtype
 
 void thin_products(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& from, const Tensor& w,
                    const Tensor& bias, const Tensor& to, double negative_slope, const Prologue& prologue) {
+  const DeviceScope scope(to.device());
+  if (transposed ? launch_bands(g, from, w, bias, to, negative_slope, prologue)
+                 : launch_bands_plain(g, from, w, bias, to, negative_slope))
+    return;
   ThinArguments a(*plan_of(g, transposed ? ThinPass::transposed : ThinPass::plain, to.dtype(), to.layout()));
   a.from = from.raw(), a.w = w.raw(), a.to = to.raw();
   a.weight_is_last = w.layout() == Layout::nhwc;
@@ -50,31 +54,25 @@ void thin_products(const ConvTranspose2dGeometry& g, bool transposed, const Tens
   a.bias = bias.defined() ? bias.raw() : nullptr;
   a.slope = static_cast<float>(negative_slope);
   if (prologue.exists()) a.prologue = ChannelPrologue(prologue);
-  const DeviceScope scope(to.device());
   transposed ? launch_transposed(a, to, prologue.exists()) : launch_plain(a, to);
 }
 
 std::int64_t thin_products_weight_grad_splits(const ConvTranspose2dGeometry& g, DType dtype, Layout layout) {
-  return plan_of(g, ThinPass::weight, dtype, layout)->blocks();
+  const int of_bands = band_splits(g, layout, static_cast<int>(size_of(dtype)), operand_parts_of(dtype));
+  return of_bands > 0 ? of_bands : plan_of(g, ThinPass::weight, dtype, layout)->blocks();
 }
 
 void thin_products_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
                                const Tensor& w, const Prologue& prologue) {
+  const DeviceScope scope(w.device());
+  if (launch_bands_weight_grad(g, x, y, w, prologue)) return;
   ThinArguments a(*plan_of(g, ThinPass::weight, w.dtype(), x.layout()));
   const std::int64_t blocks = a.plan.blocks();
   const Workspace<float> parts(w.device(), blocks * w.count());
   a.from = x.raw(), a.w = y.raw(), a.sums = parts.data();
   if (prologue.exists()) a.prologue = ChannelPrologue(prologue);
-  const DeviceScope scope(w.device());
   launch_weight_grad(a, x, w, prologue.exists());
-  switch (w.dtype()) {
-    case DType::bfloat16:
-      return add_parts<bfloat16>(parts.data(), blocks, w);
-    case DType::float16:
-      return add_parts<float16>(parts.data(), blocks, w);
-    default:
-      add_parts<float>(parts.data(), blocks, w);
-  }
+  add_sums(parts.data(), blocks, w);
 }
 
 }  // namespace tapedeck::cu

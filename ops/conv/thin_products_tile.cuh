@@ -17,9 +17,11 @@
 #include <tapedeck/core/convert.h>
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/question.h>
+#include <tapedeck/ops/conv/thin_bands.h>
 #include <tapedeck/ops/conv/thin_products.h>
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/gemm.cuh>
+#include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/thin_products.cuh>
 #include <tapedeck/ops/prologue.cuh>
 
@@ -488,18 +490,38 @@ void launch_thin(void (*kernel)(P...), dim3 grid, const ThinArguments& a, const 
   launch_kernel_with_shared("conv: thin", to.device(), kernel, grid, kBlock, a.plan.shared_bytes, a);
 }
 
+/// Of float32's accuracy.
+inline int operand_parts_of(DType dtype) {
+  return dtype == DType::float32 && float32_precision() == Precision::highest ? 2 : 1;
+}
+
 /// The plan of a call, or nothing.
 inline const std::optional<ThinPlan>& plan_of(const ConvTranspose2dGeometry& g, ThinPass pass, DType dtype,
                                               Layout layout) {
   static const std::optional<ThinPlan> none;
   if (dtype == DType::float64) return none;
   const int bytes = static_cast<int>(size_of(dtype));
-  const int operand_parts = dtype == DType::float32 && float32_precision() == Precision::highest ? 2 : 1;
+  const int operand_parts = operand_parts_of(dtype);
   return remembered(ConvQuestion(g, pass, layout, bytes, operand_parts),
                     [&] { return thin_plan(g, pass, layout, bytes, operand_parts); });
 }
 
-// The kernels, each in a file of its own.
+/// w = the sum of so many sums of its size.
+inline void add_sums(const float* sums, std::int64_t count, const Tensor& w) {
+  if (w.dtype() == DType::bfloat16) return add_parts<bfloat16>(sums, count, w);
+  if (w.dtype() == DType::float16) return add_parts<float16>(sums, count, w);
+  add_parts<float>(sums, count, w);
+}
+
+// Kernels over bands (thin_bands.h), each in a file of its own; false, if there is none for such a call.
+bool launch_bands(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& w, const Tensor& bias,
+                  const Tensor& y, double negative_slope, const Prologue& prologue);
+bool launch_bands_plain(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& w,
+                        const Tensor& bias, const Tensor& x, double negative_slope);
+bool launch_bands_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y,
+                              const Tensor& w, const Prologue& prologue);
+
+// And of tiles.
 void launch_transposed(const ThinArguments& a, const Tensor& to, bool has_prologue);
 void launch_plain(const ThinArguments& a, const Tensor& to);
 void launch_weight_grad(const ThinArguments& a, const Tensor& x, const Tensor& w, bool has_prologue);
