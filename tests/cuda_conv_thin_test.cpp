@@ -142,20 +142,22 @@ TEST_F(CudaConvThin, Bands) {
   };
   std::vector<ConvCase> cases;
   for (const bool is_strided : {true, false}) {
-    for (const auto& [n, ci, co, h, w] : {std::array{200, 48, 3, 20, 32}, {140, 80, 2, 10, 24}}) {
+    for (const auto& [n, ci, co, h, w] :
+         {std::array{134, 48, is_strided ? 1 : 2, 40, 32}, {133, 80, 2, 10, 24}}) {
       ConvCase c = case_of(is_strided);
       c.n = n, c.ci = ci, c.co = co, c.in[0] = h, c.in[1] = w;
       cases.push_back(c);
     }
     const conv_thin::BandGradPlan plan(geometry_of(cases[cases.size() - 2]), is_strided ? 4 : 3,
                                        is_strided ? 2 : 1, 256, 2);
-    EXPECT_GT(plan.units / conv_thin::kMultiprocessors * ((plan.part_rows + plan.rows - 1) / plan.rows) + 3,
-              plan.stages);
+    EXPECT_GT((plan.part_rows + plan.rows - 1) / plan.rows, plan.stages);
+    EXPECT_GT(plan.units, conv_thin::kMultiprocessors);
   }
   for (int i = 0; i < 56; ++i) {
     ConvCase c = case_of(i % 2 == 0);
-    c.n = random.in(1, 5), c.ci = 16 * random.in(1, 6), c.co = 1 + i / 2 % 4;
-    c.in[0] = random.in(1, 40), c.in[1] = i % 3 == 0 ? 4 * random.in(1, 50) : 8 * random.in(1, 17);
+    c.n = random.in(1, 4), c.ci = 16 * random.in(1, 6), c.co = 1 + i / 2 % 4;
+    c.in[1] = i % 3 == 0 ? 4 * random.in(1, 50) : 8 * random.in(1, 17);
+    c.in[0] = random.in(1, std::max<std::int64_t>(3, 640 / c.in[1]));
     c.bias = i % 3 != 0;
     cases.push_back(c);
   }
@@ -175,9 +177,9 @@ TEST_F(CudaConvThin, Bands) {
       }
     }
   }
-  EXPECT_GT(of_bands[0] * test_share(), 150);
+  EXPECT_GT(of_bands[0] * test_share(), 120);
   EXPECT_GT(of_bands[1] * test_share(), 150);
-  EXPECT_GT(of_bands[2] * test_share(), 80);
+  EXPECT_GT(of_bands[2] * test_share(), 60);
 }
 
 // No less than fused multiply-adds have, plus 1e-7: the sums of these layers have 48 to 16,384 terms.
