@@ -370,6 +370,8 @@ struct Variants {
       bytes = map_workspace(g, transposed, element_bytes(), c.algorithm == ConvAlgorithm::tensor);
     if (c.algorithm == ConvAlgorithm::depthwise) variant = depthwise(transposed);
     if (c.algorithm == ConvAlgorithm::direct && thin_fits(g, dtype, layout, layout)) variant = "thin";
+    if (c.algorithm == ConvAlgorithm::thin)
+      variant = of_bands(transposed ? conv_thin::ThinPass::transposed : conv_thin::ThinPass::plain);
     if (c.algorithm == ConvAlgorithm::strip && last()) variant = "channels last";
     if (c.algorithm == ConvAlgorithm::strip && !transposed)
       bytes =
@@ -387,6 +389,12 @@ struct Variants {
       bytes = wgmma_map_workspace(g, transposed, way, layout, factors());
     }
     return {to_string(c.algorithm), c.reason, variant, static_cast<double>(bytes)};
+  }
+
+  /// What thin products are of.
+  std::string of_bands(conv_thin::ThinPass pass) const {
+    const auto f = factors();
+    return conv_thin::band_pixels(g, pass, layout, f.element_bytes, f.halves()) > 0 ? "bands of rows" : "";
   }
 
   ConvChoice of_weight_grad(const Choice& c) const {
@@ -411,7 +419,10 @@ struct Variants {
       if (thin_weight_grad_fits(g, dtype, layout, layout)) variant = "thin";
       splits = direct_weight_grad_splits(g, dtype, layout, layout);
     }
-    if (c.algorithm == ConvAlgorithm::thin) splits = thin_products_weight_grad_splits(g, dtype, layout);
+    if (c.algorithm == ConvAlgorithm::thin) {
+      variant = of_bands(conv_thin::ThinPass::weight);
+      splits = thin_products_weight_grad_splits(g, dtype, layout);
+    }
     if (c.algorithm == ConvAlgorithm::strip) {
       if (strip_weight_grad_rows_effort(g, dtype, layout)) variant = "rows of y read once";
       splits = strip_weight_grad_splits(g, dtype, layout, has_wgmma);
