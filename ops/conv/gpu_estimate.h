@@ -371,8 +371,7 @@ inline double share_of_bands(const ConvCall& c) {
   if (conv_thin::band_pixels(c.g, thin_pass(c.pass), c.layout, c.operands.element_bytes,
                              c.operands.halves()) == 0)
     return 1;
-  const int precision = c.operands.element_bytes == 2 ? 2 : c.operands.parts == 3 ? 0 : 1;
-  return kShares[static_cast<int>(c.pass)][precision];
+  return kShares[static_cast<int>(c.pass)][precision_index(c.operands)];
 }
 
 /// Thin products: of a multiprocessor's tiles what tensor cores multiply, the elements of x, those that are

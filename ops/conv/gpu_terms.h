@@ -116,6 +116,11 @@ inline double halves_made(const conv_gemm::Factors& f, std::int64_t count) {
   return count < kLeastSampled ? 1 : made / (4 + made);
 }
 
+/// Of tables by precision: float32, TF32, 16 bits.
+inline int precision_index(const Factors& f) {
+  return f.element_bytes == 2 ? 2 : f.parts == 3 ? 0 : 1;
+}
+
 /// The microseconds of terms; infinity where there are none, or too few calls of the kind were measured.
 double microseconds(ConvAlgorithm algorithm, const ConvCall& c, const Terms& terms);
 

@@ -85,8 +85,8 @@ struct BandPlan {
   static constexpr int kMostStages = 4;
 
   BandPlan() = default;
-  /// Of bands of so many pixels, with `halo` rows before; of a stage's channels.
-  BandPlan(const ConvTranspose2dGeometry& g, int halo, int of_pixels, int of_channels, int of_channel_bytes)
+  /// Of bands of so many pixels; of a stage's channels.
+  BandPlan(const ConvTranspose2dGeometry& g, int of_pixels, int of_channels, int of_channel_bytes)
       : pixels(of_pixels),
         ci(static_cast<int>(g.ci)),
         co(static_cast<int>(g.co)),
@@ -94,10 +94,11 @@ struct BandPlan {
         w(static_cast<int>(g.w.in)),
         channels(of_channels),
         channel_bytes(of_channel_bytes),
-        rows(std::min(h, pixels / w)) {
+        rows(std::min(h, pixels / w)) {}
+  /// Cuts images into parts such that no multiprocessor waits long: what a part begins with, beside `halo`
+  /// rows before it, takes about a band's time.
+  void cut_parts(const ConvTranspose2dGeometry& g, int halo) {
     if (rows == 0) return;
-    // Parts of images such that no multiprocessor waits long: what a part begins with takes about a band's
-    // time.
     const auto n = static_cast<int>(g.n);
     std::int64_t least = 0;
     for (int some = 1; some <= std::min((h + rows - 1) / rows, 256); ++some) {
@@ -137,11 +138,12 @@ struct BandMapPlan : BandPlan {
   /// (Of a channel's rows in a stage: such that matrices, or float32's words, are in all banks.)
   BandMapPlan(const ConvTranspose2dGeometry& g, int halo, int taps, int of_pixels, int element_bytes,
               int operand_parts)
-      : BandPlan(g, halo, of_pixels, static_cast<int>(g.ci),
+      : BandPlan(g, of_pixels, static_cast<int>(g.ci),
                  of_pixels * element_bytes + (element_bytes == 2 ? 16 : 32)),
         slots(rows + halo),
         products(co * taps),
         weight_bytes(operand_parts * ci * ((products + 15) / 16 * 16) * element_bytes) {
+    cut_parts(g, halo);
     cut_stages(weight_bytes + products * band_pitch(pixels) * 4);
     if (slots * (w + kBandBorder) + kBandBorder > band_pitch(pixels)) stages = 0;
   }
@@ -163,7 +165,7 @@ struct BandGradPlan : BandPlan {
 
   BandGradPlan() = default;
   BandGradPlan(const ConvTranspose2dGeometry& g, int kernel, int stride, int of_pixels, int element_bytes)
-      : BandPlan(g, 0, of_pixels, kChannels, of_pixels * element_bytes + 16),
+      : BandPlan(g, of_pixels, kChannels, of_pixels * element_bytes + 16),
         region_rows(stride * (rows - 1) + kernel) {
     // Eight products of a tile of kernel 4 at stride 2 are in all banks: an odd number of four words, and
     // copies 16 words apart.
@@ -172,6 +174,7 @@ struct BandGradPlan : BandPlan {
     const int elements = co * region_rows * stride * pitch;
     copy_elements = of_word == 2 ? ((elements / 2 + 15) / 32 * 32 + 16) * 2 : elements;
     region_bytes = copy_elements * of_word * element_bytes;
+    cut_parts(g, 0);
     cut_stages(2 * region_bytes);
     if (stages * stage_bytes() + other_bytes <
         pixels / 32 * kChannels * sum_pitch(co * kernel * kernel) * static_cast<int>(sizeof(float)))
@@ -212,7 +215,7 @@ struct BandPlainPlan : BandPlan {
   BandPlainPlan() = default;
   BandPlainPlan(const ConvTranspose2dGeometry& g, int kernel, int stride, int of_pixels, int element_bytes,
                 int operand_parts)
-      : BandPlan(g, 0, of_pixels, 0, 0),
+      : BandPlan(g, of_pixels, 0, 0),
         region_rows(stride * (rows - 1) + kernel),
         weight_bytes(operand_parts * ci * steps(co, kernel, element_bytes) * 32) {
     if (rows == 0) return;

@@ -172,17 +172,7 @@ struct BandPlainKernel {
             for (int j = 0; j < kColumns; ++j)
               sums.values[0][j][half * 2] = sums.values[0][j][half * 2 + 1] = start;
           }
-          const auto multiply_step = [&]<bool kFirst>(int s) {
-            const Operand<Math, 4> of_weights(of_tile + s * 32, to_small);
-#pragma unroll
-            for (int j = 0; j < kColumns; ++j) sums.template add<kFirst>(0, j, of_weights, of_y[s][j]);
-          };
-#pragma unroll
-          for (int s = 0; s < kSteps; s += 2) {
-            multiply_step.template operator()<true>(s);
-            if (s + 1 < kSteps) multiply_step.template operator()<false>(s + 1);
-            sums.flush();
-          }
+          sums.add_steps(of_tile, to_small, of_y);
           if (a.slope != 1) sums.rectify(a.slope);
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {

@@ -201,17 +201,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks<Math, kSteps>)
 #pragma unroll
               for (int k = 0; k < 4; ++k) sums.values[0][j][k] = k < 2 ? one : other;
           }
-          const auto multiply_step = [&]<bool kFirst>(int s) {
-            const Operand<Math, 4> of_weights(of_channels + s * 32, to_small);
-#pragma unroll
-            for (int j = 0; j < kColumns; ++j) sums.template add<kFirst>(0, j, of_weights, of_y[s][j]);
-          };
-#pragma unroll
-          for (int s = 0; s < kSteps; s += 2) {
-            multiply_step.template operator()<true>(s);
-            if (s + 1 < kSteps) multiply_step.template operator()<false>(s + 1);
-            sums.flush();
-          }
+          sums.add_steps(of_channels, to_small, of_y);
           if (a.slope != 1) sums.rectify(a.slope);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {

@@ -226,6 +226,24 @@ struct ThinSums {
           for (int k = 0; k < 4; ++k) values[i][j][k] += part[i][j][k];
     }
   }
+  /// Adds products of all steps' operands: of 16 channels, from `weights` on, which are in the order of lanes
+  /// (smaller parts so many vectors further), by columns of a lane's own.
+  template <int kSteps>
+  __device__ __forceinline__ void add_steps(const uint4* weights, int to_small,
+                                            const Operand<Math, 2> (&columns)[kSteps][N]) {
+    static_assert(M == 1);
+    const auto add_step = [&]<bool kFirst>(int s) {
+      const Operand<Math, 4> of_weights(weights + s * 32, to_small);
+#pragma unroll
+      for (int j = 0; j < N; ++j) add<kFirst>(0, j, of_weights, columns[s][j]);
+    };
+#pragma unroll
+    for (int s = 0; s < kSteps; s += 2) {
+      add_step.template operator()<true>(s);
+      if (s + 1 < kSteps) add_step.template operator()<false>(s + 1);
+      flush();
+    }
+  }
   __device__ __forceinline__ void rectify(float slope) {
 #pragma unroll
     for (int i = 0; i < M; ++i)

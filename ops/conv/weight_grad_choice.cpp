@@ -1,9 +1,8 @@
 // Of 255 to 324 layers of bench/fit_conv_estimates.py on an H200, boxes were the fastest of 125 in float32,
 // 204 in TF32 and 212 in bfloat16 (rows of 3 and 11), and with channels last of 100, 164 and 249, windows of
 // the others. Choices by estimates that were fitted to these times take 1.01 to 1.02 times as long as the
-// fastest, by geometric means;
-// windows alone would have taken 1.12 to 1.40 times. [64,1,16,56] to 512 channels, 4x9 taps, in bfloat16: 219
-// us over boxes, 863 by windows.
+// fastest, by geometric means; windows alone would have taken 1.12 to 1.40 times. [64,1,16,56] to 512
+// channels, 4x9 taps, in bfloat16: 219 us over boxes, 863 by windows.
 #include <tapedeck/ops/conv/weight_grad_choice.h>
 
 #include <cmath>
