@@ -19,8 +19,8 @@ cd "$(dirname "$0")/.."
 
 # The first three ask for all the GPU's memory, count it, or measure times: nothing runs beside them.
 words=(cuda_core cuda_memory train_decoder_cuda cuda_conv captured_step cuda_training cuda_streams cuda_profiler cuda_ops
-  cuda_reductions cuda_gradcheck cuda_conv_autotune cuda_conv_boxes cuda_conv_explain cuda_conv_thin cuda_largest
-  cuda_normalized_conv_transpose2d
+  cuda_reductions cuda_gradcheck cuda_conv_autotune cuda_conv_boxes cuda_conv_explain cuda_conv_thin
+  cuda_conv_weight_grad cuda_largest cuda_normalized_conv_transpose2d
   cuda_large parity parity_traces device_loader large_tensor conv_error examples)
 binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=240 budget=3600 known=''
 logs=build/gpu_test built=''
@@ -33,7 +33,7 @@ started='CudaTrainDecoder|CudaExamples'
 programs=('own_kernels own_kernels -'
   'train_decoder train_decoder - --device cuda --data sprites:count=30,size=16 --batch 8 --steps 3 --ema 0.9 --out run')
 # Runs of their own; the other tests of a suite are one run.
-alone='CudaReductions|CudaOps|CudaTraining|CudaLargest|CudaGradcheck|Boxes|Thin|MuchWork|Columns|RowsAndPlanes'
+alone='CudaConvWeightGrad|CudaReductions|CudaOps|CudaTraining|CudaLargest|CudaGradcheck|Boxes|Thin|MuchWork|Columns|RowsAndPlanes'
 alone+='|HalfTypes|ReadsSeeds|SettingsAreReadAnew|Takes?NoMemory|ToTheBit|TheSameBits|Traces'
 
 while [ $# -gt 0 ]; do
@@ -85,7 +85,7 @@ if [ "$tests" != none ]; then
   done | tee "$logs/tests.txt"
   for word in "${words[@]:3}"; do
     case $word in  # in parts what takes longest
-      cuda_conv | cuda_conv_boxes) for share in 0 1 2 3; do echo "$word $share 4"; done ;;
+      cuda_conv | cuda_conv_boxes | cuda_conv_weight_grad) for share in 0 1 2 3; do echo "$word $share 4"; done ;;
       *) echo "$word" ;;
     esac
   done | { grep -E "$tests" || true; } | xargs -r -P "$jobs" -L 1 bash -c 'test_program "$@"' test_program |

@@ -19,7 +19,7 @@ constexpr Factors kFloat{4, 3}, kTf32{4, 1}, kHalf{2, 1};
 constexpr Factors kAll[] = {kFloat, kTf32, kHalf};
 constexpr Layout kLayouts[] = {Layout::nchw, Layout::nhwc};
 
-/// Of stride 1 along w, so that rows may be read as they lie; y is as large as x.
+/// Of stride 1; y is as large as x.
 ConvTranspose2dGeometry layer(std::int64_t n, std::int64_t ci, std::int64_t size, std::int64_t co) {
   const ConvAxis axis{size, size, 3, 1, 1, 1};
   return {.n = n, .ci = ci, .co = co, .h = axis, .w = axis};
@@ -46,6 +46,29 @@ TEST(ConvWeightGradChoice, TakesWhatIsForced) {
       EXPECT_NE(kind(ConvAlgorithm::rows, x, y), GradKind::rows);
     EXPECT_NE(kind(ConvAlgorithm::rows, Layout::nchw, Layout::nchw, false), GradKind::rows);
   }
+}
+
+TEST(ConvWeightGradChoice, TakesPairsOfColumns) {
+  const auto dcgan = [](std::int64_t size) {
+    const ConvAxis axis{size, 2 * size, 4, 2, 1, 1};
+    return ConvTranspose2dGeometry{.n = 128, .ci = 2048 / size, .co = 1024 / size, .h = axis, .w = axis};
+  };
+  const auto kind = [](const ConvTranspose2dGeometry& g, const Factors& f, bool rows = true) {
+    return weight_grad_way(g, Layout::nchw, Layout::nchw, f, rows).kind;
+  };
+  for (const Factors& f : kAll) {
+    SCOPED_TRACE(f.element_bytes * 10 + f.parts);
+    const GradKind of_one = f.parts == 1 ? GradKind::rows : GradKind::boxes;
+    EXPECT_EQ(kind(dcgan(16), f), of_one);
+    EXPECT_EQ(kind(dcgan(16), f, false), GradKind::boxes);
+    EXPECT_EQ(kind(dcgan(4), f), GradKind::boxes);  // short lines
+    const ConvAlgorithmScope scope(ConvAlgorithm::rows);
+    EXPECT_EQ(kind(dcgan(16), f), of_one);
+    if (f.parts > 1) continue;
+    EXPECT_TRUE(conv_gemm::are_pairs(dcgan(16)));
+    EXPECT_EQ(conv_gemm::written_sums(dcgan(16), f), 33);
+  }
+  EXPECT_FALSE(conv_gemm::are_pairs(layer(8, 64, 64, 64)));
 }
 
 TEST(ConvWeightGradChoice, TakesTheLeastEstimate) {

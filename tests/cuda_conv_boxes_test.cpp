@@ -1,5 +1,5 @@
 // Products over boxes of pixels by Hopper's instructions, and of scaled halves (ops/conv/wgmma_box.cuh).
-#include "cuda_conv_support.h"
+#include "cuda_conv_boxes.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,6 @@
 
 #include <tapedeck/ops/arithmetic.h>
 #include <tapedeck/ops/conv/explain.h>
-#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/tiled.h>
 
 namespace tapedeck::test {
@@ -50,21 +49,6 @@ TEST_F(CudaConvBoxes, RectifyWhatTheyWrite) {
   }
 }
 
-/// A way over boxes, and how far its results may be from the exact ones.
-struct OverBoxes {
-  DType dtype;
-  Precision precision;
-  ConvAlgorithm algorithm;
-  double tolerance;
-};
-constexpr OverBoxes kOverBoxes[] = {{DType::bfloat16, Precision::highest, ConvAlgorithm::boxes, 3e-3},
-                                    {DType::float32, Precision::high, ConvAlgorithm::boxes, 6e-4},
-                                    {DType::float32, Precision::high, ConvAlgorithm::halves, 6e-4},
-                                    {DType::float32, Precision::highest, ConvAlgorithm::halves, 1e-6},
-                                    {DType::bfloat16, Precision::highest, ConvAlgorithm::gathered, 3e-3},
-                                    {DType::float32, Precision::high, ConvAlgorithm::gathered, 6e-4},
-                                    {DType::float32, Precision::highest, ConvAlgorithm::gathered, 1e-6}};
-
 /// How it computes a layer's forward, where results can be written like that.
 conv_gemm::BoxWay box_way(const OverBoxes& way, const ConvTranspose2dGeometry& g,
                           conv_gemm::BoxResults results) {
@@ -73,10 +57,6 @@ conv_gemm::BoxWay box_way(const OverBoxes& way, const ConvTranspose2dGeometry& g
   const int parts = halves && way.precision == Precision::highest ? 2 : 1,
             bytes = static_cast<int>(size_of(way.dtype));
   return conv_gemm::known_box_way(g, true, halves ? 2 : bytes, parts, results, bytes, gathers);
-}
-
-std::string to_string(const OverBoxes& way) {
-  return concat(way.dtype, " ", way.algorithm, way.precision == Precision::high ? " high" : " highest");
 }
 
 /// A layer's result and input gradient, in poisoned memory, are those of `tensor`.
@@ -211,13 +191,6 @@ TEST_F(CudaConvBoxes, BoxesOfResults) {
   }
 }
 
-struct Layer {
-  Shape x;
-  std::int64_t co;
-  Size2 kernel;
-  ConvTranspose2dOptions options;
-};
-
 // Phases of columns that two blocks swap, by every kind of tile that can be, with the fewest places and the
 // most: several tiles a block and less than one, parts of blocks of channels, odd numbers of images and rows,
 // halves of images, phases of rows that differ or have no taps, groups, no bias.
@@ -304,21 +277,6 @@ TEST_F(CudaConvBoxes, TilesInTurns) {
   }
 }
 
-/// A weight gradient, of multiprocessors whose shared memory is full of NaN, and to poisoned memory.
-Tensor weight_grad_after_nan(const Tensor& x, const Tensor& gy, Size2 kernel, const ConvTranspose2dOptions& o,
-                             Layout weight = Layout::nchw) {
-  {
-    // Fills it from another kernel's stages: what the same kernel leaves would be its own zeros.
-    const ConvAlgorithmScope boxes(ConvAlgorithm::boxes);
-    const auto nan = [](const Shape& shape) {
-      return Tensor::full(shape, std::numeric_limits<double>::quiet_NaN(), {DType::bfloat16, kCuda});
-    };
-    (void)conv_transpose2d(nan({16, 128, 40, 40}), nan({128, 128, 3, 3}), {}, {});
-  }
-  poison_memory();
-  return conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
-}
-
 // Neighbouring columns as one: two and four of y's, one to four of x's; rows that are whole vectors and that
 // are not, several chunks, channels that do not fill a block, dilation, sums that are split.
 TEST_F(CudaConvBoxes, FoldedColumns) {
@@ -375,22 +333,6 @@ TEST_F(CudaConvBoxes, FoldedColumns) {
     EXPECT_GT(gradients, 35);
     EXPECT_GT(turns, 0);
   }
-}
-
-/// A layer's weight gradient after NaN is that of `tensor`, and has the same bits again.
-void expect_weight_grad_as_tensor(const ConvCandidate& way, Precision precision, const Tensor& x,
-                                  const Tensor& gy, Size2 kernel, const ConvTranspose2dOptions& o,
-                                  Layout weight, double tolerance) {
-  set_conv_algorithm(ConvAlgorithm::tensor);
-  set_float32_precision(Precision::highest);
-  const Tensor expected = conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor();
-  const ConvAlgorithmScope scope(way);
-  set_float32_precision(precision);
-  const Tensor gw = weight_grad_after_nan(x, gy, kernel, o, weight);
-  expect_near("gw", gw.to(Device{}), expected.to(Device{}), tolerance, 3);
-  poison_memory();
-  EXPECT_EQ(conv_transpose2d_weight_grad(x, gy, kernel, o, weight).tensor().to_vector<float>(),
-            gw.to_vector<float>());
 }
 
 // Copies of channels that are last but fill no whole vectors: by tiles of all sizes, of pixels that are read
@@ -479,131 +421,6 @@ TEST_F(CudaConvBoxes, TilingsOfTheAutotuner) {
   }
   if (test_share() == 1) {
     EXPECT_GT(tilings, 300);
-  }
-}
-
-// Small images, several in a tile, also where taps of a row have boxes of their own; sums that blocks of a
-// cluster add, and weights that blocks write, in whole pairs of channels and not.
-TEST_F(CudaConvBoxes, WeightGradientsOfSmallImages) {
-  using namespace conv_gemm;
-  const ConvTranspose2dOptions twice{.stride = 2, .padding = 1};
-  int of_taps = 0, of_pitch = 0, clusters = 0, written = 0;
-  Share share;
-  for (const Layer& l :
-       {Layer{{5, 40, 4, 4}, 33, 4, twice}, Layer{{6, 70, 8, 8}, 66, 4, twice},
-        Layer{{9, 64, 8, 8}, 64, {5, 3}, {.padding = 2}}, Layer{{32, 512, 4, 4}, 256, 4, twice},
-        Layer{{33, 256, 8, 8}, 128, 4, twice}, Layer{{64, 192, 4, 4}, 161, {3, 4}, twice},
-        Layer{{64, 256, 4, 4}, 256, 4, {.stride = 2, .padding = 1, .groups = 2}},
-        Layer{{100, 72, 7, 7}, 64, 3, {.stride = 2, .padding = 1, .output_padding = 1}}}) {
-    for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
-      for (const OverBoxes& way : kOverBoxes) {
-        if (way.algorithm == ConvAlgorithm::gathered) continue;
-        if (way.dtype == DType::float32 && way.algorithm == ConvAlgorithm::boxes) continue;
-        for (const Layout weight : {Layout::nchw, Layout::nhwc}) {
-          if (!share.takes_next()) continue;
-          SCOPED_TRACE(concat(l.x, " to ", l.co, " ", layout, " ", way, " weight ", weight));
-          const auto tensor = [&](const Shape& shape) {
-            return randn(shape).to(layout).to(kCuda).to(way.dtype);
-          };
-          const Tensor x = tensor(l.x),
-                       w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
-                                         {way.dtype, kCuda});
-          const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
-          const int parts = way.precision == Precision::highest && way.dtype == DType::float32 ? 2 : 1;
-          // What is estimated to be the fastest, and what seldom is.
-          std::vector<ConvTiling> tilings(1);
-          const auto add = [&](const auto& is_wanted) {
-            for (const BoxGradWay& gradient : grad_ways(g, parts, kMostGradTiles))
-              if (is_wanted(gradient.plan)) return tilings.push_back(gradient.tiling());
-          };
-          add([](const BoxGradPlan& plan) { return plan.tile.of_taps && plan.tile.x.images > 1; });
-          add([](const BoxGradPlan& plan) { return plan.cluster() > 1; });
-          const Tensor gy = tensor(g.y_shape());
-          for (const ConvTiling& tiling : tilings) {
-            SCOPED_TRACE(tiling.to_string());
-            const BoxGradWay& gradient = box_grad_way(g, parts, tiling);
-            const GradTile& tile = gradient.plan.tile;
-            if (tile.x.images > 1) ++(tile.of_taps ? of_taps : of_pitch);
-            if (gradient.plan.cluster() > 1) ++clusters;
-            if (gradient.written_sums(weight == Layout::nhwc) == 0) ++written;
-            expect_weight_grad_as_tensor({way.algorithm, tiling}, way.precision, x, gy, l.kernel, l.options,
-                                         weight, way.tolerance);
-          }
-        }
-      }
-    }
-  }
-  if (test_share() == 1) {
-    EXPECT_GT(of_taps, 30);
-    EXPECT_GT(of_pitch, 8);
-    EXPECT_GT(clusters, 8);
-    EXPECT_GT(written, 8);
-  }
-}
-
-// Rows of images in nchw as they lie, of 16 bits or float32: rows of y that begin at any element, one to
-// three rows of x at once, parts of a block that take turns, strips of half a tile, padding, dilation,
-// strides of rows, groups.
-TEST_F(CudaConvBoxes, RowsAsTheyLie) {
-  Share share;
-  int of_floats = 0;
-  for (const Layer& l : {Layer{{1, 64, 8, 64}, 64, 1, {}},
-                         Layer{{2, 64, 9, 64}, 64, {1, 3}, {.padding = {0, 1}}},
-                         Layer{{1, 64, 12, 64}, 64, 3, {.padding = 1}},
-                         Layer{{2, 64, 40, 200}, 64, 3, {}},
-                         Layer{{2, 64, 32, 128}, 64, {3, 7}, {}},
-                         Layer{{3, 64, 32, 64}, 128, {3, 5}, {}},
-                         Layer{{2, 32, 48, 256}, 32, 3, {}},
-                         Layer{{2, 32, 48, 256}, 32, {3, 7}, {.padding = {1, 3}}},
-                         Layer{{2, 48, 17, 72}, 80, {5, 3}, {.padding = {2, 1}}},
-                         Layer{{2, 96, 20, 72}, 160, 3, {.padding = 1, .groups = 2}},
-                         Layer{{2, 64, 25, 80}, 64, 3, {.padding = 2, .dilation = 2}},
-                         Layer{{1, 64, 25, 136}, 64, {3, 4}, {.padding = {1, 5}, .dilation = 3}},
-                         Layer{{2, 64, 21, 64}, 64, {4, 3}, {.stride = {2, 1}, .padding = 1}},
-                         Layer{{2, 32, 21, 64}, 48, {5, 3}, {{3, 1}, {1, 1}, {0, 0}, {2, 1}}},
-                         Layer{{2, 64, 21, 136}, 64, 2, {.padding = 1}},
-                         Layer{{1, 64, 30, 104}, 64, 7, {.padding = 3}},
-                         Layer{{1, 64, 30, 104}, 64, {5, 9}, {.padding = {4, 8}}},
-                         Layer{{2, 100, 24, 64}, 72, 3, {.padding = 1}},
-                         Layer{{2, 20, 24, 64}, 24, 3, {.padding = 1}},
-                         Layer{{1, 128, 24, 64}, 128, 3, {.padding = 1}},
-                         Layer{{2, 64, 16, 40}, 64, 3, {.padding = 1}},
-                         Layer{{4, 64, 1, 128}, 64, 3, {.padding = 1}},
-                         Layer{{40, 64, 2, 64}, 64, 3, {}}}) {
-    for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
-      for (const std::int64_t first : {0, 3}) {  // not aligned: by other kernels
-        if (!share.takes_next() || (first > 0 && dtype == DType::float16)) continue;
-        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " from ", first));
-        const Precision precision = dtype == DType::float32 ? Precision::high : Precision::highest;
-        const auto tensor = [&](const Shape& shape) {
-          return randn({shape.count() + first})
-              .to(kCuda)
-              .to(dtype)
-              .slice(first, first + shape.count())
-              .reshape(shape);
-        };
-        const Tensor x = tensor(l.x),
-                     w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
-                                       {dtype, kCuda});
-        const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
-        const bool is_float = dtype == DType::float32;
-        if (conv_gemm::row_grad_plan(g, is_float).exists()) {
-          of_floats += is_float ? 1 : 0;
-          const ConvAlgorithmScope scope(ConvAlgorithm::rows);
-          set_float32_precision(precision);
-          EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant,
-                    is_float ? "rows as they lie, of scaled halves" : "rows as they lie");
-          set_float32_precision(Precision::highest);
-        } else {
-          EXPECT_TRUE(is_float) << "float32 needs more room";
-        }
-        expect_weight_grad_as_tensor(ConvAlgorithm::rows, precision, x, tensor(g.y_shape()), l.kernel,
-                                     l.options, Layout::nchw, dtype == DType::bfloat16 ? 3e-3 : 6e-4);
-      }
-    }
-  }
-  if (test_share() == 1) {
-    EXPECT_GT(of_floats, 30);
   }
 }
 

@@ -241,7 +241,8 @@ TEST(CudaConvExplain, NamesVariants) {
   EXPECT_EQ(choices_of("dcgan1", bfloat16, nchw, false), three("matrix"));
   EXPECT_EQ(choices_of("dcgan1", DType::float64, nchw), three("matrix"));
   EXPECT_EQ(choices_of("dcgan4", bfloat16, nchw),
-            concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes, ", ", boxes));
+            concat("wgmma (boxes of pixels, both phases of columns in a tile), ", boxes,
+                   ", wgmma (rows as they lie, pairs of columns)"));
   EXPECT_EQ(choices_of("dcgan2", bfloat16, nchw),
             concat("wgmma (boxes of pixels, phases of columns swapped by two blocks), ", boxes, ", ", boxes));
   {

@@ -13,7 +13,7 @@ cd "$folder"
   /Function / { name = $2; sub(/:$/, "", name) }
   match($0, /STACK:[0-9]+/) {
     bytes = substr($0, RSTART + 6, RLENGTH - 6) + 0
-    most = name ~ /(wgmma_[a-z_]*|[0-9](box|row)_[a-z_]*)kernel/ ? 0 : 80
+    most = name ~ /(wgmma_[a-z_]*|[0-9](box|row|pair)_[a-z_]*)kernel/ ? 0 : 80
     if (name !~ /reference|for_each_kernel/ && bytes > most) { print bytes " bytes of stack: " name; failed = 1 }
     ++kernels
   }
@@ -25,7 +25,7 @@ for object in "${objects[@]}"; do
   "$cuobjdump" -sass "$object" | grep -E 'Function :|HGMMA' || true
 done | awk '
   function check() {
-    if (name !~ /(wgmma_map_kernel|wgmma_weight_grad_kernel|[0-9]box_kernel|(box|row)_weight_grad_kernel)/) return
+    if (name !~ /(wgmma_map_kernel|wgmma_weight_grad_kernel|[0-9]box_kernel|(box|row|pair)_weight_grad_kernel)/) return
     ++kernels
     if (all == 0) { print "no HGMMA: " name; failed = 1 }
     if (waiting * 2 > all) { print waiting " of " all " HGMMA wait: " name; failed = 1 }

@@ -144,7 +144,9 @@ Choice choose_for_float64(const ConvCall& c, const Offer& offer) {
 /// Whether thin products are faster than direct kernels of a size of their own, which have no estimates
 /// (H200): not where an output adds up many of them, nor where there are few of a pixel and threads' own sums
 /// do as well, or strips. (Rows of float32 that are no whole vectors, of 7 and 14 pixels: 0.74 to 0.80 of the
-/// time with 16 products, of 31 and 50 with 4 and 9: 0.98 to 1.31.)
+/// time with 16 products, of 31 and 50 with 4 and 9: 0.98 to 1.31. Over bands, 128 images 16 to 64 wide, 16
+/// to 64 channels to 1 to 3: forward 0.47 of the time in TF32 and 0.60 in float32 where this is true, 1.18
+/// and 1.16 where not, x's gradient 0.67 and 0.85, or 1.07 and 1.14.)
 bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
   const ConvTranspose2dGeometry& g = c.g;
   const std::int64_t taps = g.h.kernel * g.w.kernel, products = g.co * taps;
@@ -157,8 +159,14 @@ bool prefers_thin(const ConvCall& c, DType dtype, const Offer& offer) {
     if (dtype == DType::float32 && g.w.in % 4 != 0 && products < 16) return false;
     return !offer.strip || (products <= 48 && g.ci >= 32);
   }
-  if (c.pass == ConvPass::forward) return g.co * g.ci >= 128;
-  return products >= (is_accurate(dtype) ? 48 : 27) && g.ci >= 32;
+  const bool accurate = is_accurate(dtype), forward = c.pass == ConvPass::forward;
+  if (conv_thin::band_pixels(g, conv_estimate::thin_pass(c.pass), c.layout, c.operands.element_bytes,
+                             c.operands.halves()) > 0) {
+    if (forward) return accurate ? g.ci >= 64 || g.co * g.ci >= 96 : g.ci >= 32 || products >= 32;
+    return products >= (accurate ? 32 : 27);
+  }
+  if (forward) return g.co * g.ci >= 128;
+  return products >= (accurate ? 48 : 27) && g.ci >= 32;
 }
 
 /// Whether kernels for groups of one channel may be taken: their lanes are channels where these are last. (An
@@ -282,7 +290,8 @@ bool applies(ConvAlgorithm a, const ConvTranspose2dGeometry& g, ConvPass pass, c
     return (!scaled || is_bounded()) && ChannelsLast::can_apply(x, groups, scaled);
   };
   if (pass == ConvPass::weight_gradient) {
-    const WeightGradWay& way = weight_grad_way(g, x.layout(), y, f);
+    // Rows have no prologue, and are taken only if they are forced.
+    const WeightGradWay& way = weight_grad_way(g, x.layout(), y, f, conv_algorithm() == ConvAlgorithm::rows);
     return way.kind == GradKind::boxes && can_apply(way.boxes.plan.planes.groups, f.are_float());
   }
   const MapWay way = map_way(g, true, x.layout(), box_results(y, g.w.out, f.element_bytes, 0), f, shared);
@@ -431,7 +440,9 @@ struct Variants {
       const Factors f = factors();
       const WeightGradWay& way = weight_grad_way(g, layout, layout, f);
       if (way.kind == GradKind::rows) {
-        variant = f.are_float() ? "rows as they lie, of scaled halves" : "rows as they lie";
+        variant = are_pairs(g)    ? "rows as they lie, pairs of columns"
+                  : f.are_float() ? "rows as they lie, of scaled halves"
+                                  : "rows as they lie";
       } else {
         const bool boxes = way.kind == GradKind::boxes;
         variant = products(boxes, boxes && f.are_float());

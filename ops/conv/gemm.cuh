@@ -28,6 +28,10 @@ bool wgmma_map(const ConvTranspose2dGeometry& g, bool transposed, const Tensor& 
 template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w,
                        const Prologue& prologue = {});
+/// The same of stride 2 along w, over nchw images as they lie, for Tf32 and Half, if there is a plan
+/// (pair_grad_plan.h) and these begin at whole vectors; returns whether there was. wgmma_pairs.cu.
+template <class Math>
+bool pair_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w);
 
 /// Lets a kernel have more than 48 KB of shared memory.
 template <class Kernel>

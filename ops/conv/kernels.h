@@ -26,7 +26,7 @@
 //                images both without a copy (box_gather.h), which `gathered` forces; columns of few channels
 //                are folded there (fold.h); or with operands gathered for each tap (wgmma_choice.cuh), which
 //                `windows` forces. Weight gradients in nchw, of 16 bits or in TF32's accuracy, also over rows
-//                as they lie (row_grad_plan.h), which `rows` forces.
+//                as they lie (row_grad_plan.h; of stride 2 pair_grad_plan.h), which `rows` forces.
 //   simt         the same by fused multiply-adds: float64, and float32 if it is forced or was tried.
 //   matrix       x is one pixel, y of the kernel's size: matrix products by matmul() (matrix.cu).
 //   depthwise    groups of one channel: planes in shared memory (depthwise.cu, depthwise_weight_grad.cu), or
@@ -49,7 +49,8 @@
 // what can compute a call is measured instead (autotune.h).
 //
 // The layer before may leave its end to these (ops/prologue.h): on a GPU, thin products and boxes of copied
-// images normalise and rectify x as they read it, forward and in the weight's gradient; others get it done.
+// images normalise and rectify x as they read it, forward and in the weight's gradient, which takes them in
+// place of rows then; others get it done.
 //
 // TAPEDECK_CONV_ALGORITHM in the environment, set_conv_algorithm(), or ConvAlgorithmScope for single calls
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,

@@ -153,4 +153,26 @@ CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, in
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
+CUtensorMap pair_map_of_x(const Tensor& x, const PairGradPlan& p) {
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const std::int64_t plane = std::int64_t{p.x_h} * p.x_w, channel = plane * p.element_bytes;
+  const cuuint64_t sizes[5] = {u64(plane), u64(p.ci), u64(p.groups), u64(p.n), 1},
+                   strides[4] = {u64(channel), u64(p.ci * channel), u64(p.groups * p.ci * channel),
+                                 u64(p.groups * p.ci * channel)};
+  const cuuint32_t sides[5] = {static_cast<cuuint32_t>(p.box_pixels()), static_cast<cuuint32_t>(p.x_rows), 1,
+                               1, 1};
+  return map_of(type_of(x.dtype()), x.read(), sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap pair_map_of_y(const Tensor& y, const PairGradPlan& p) {
+  constexpr int kBytes = 8;  // of what it takes for an element
+  const auto u64 = [](std::int64_t i) { return static_cast<cuuint64_t>(i); };
+  const auto u32 = [](int i) { return static_cast<cuuint32_t>(i); };
+  const std::int64_t channel = std::int64_t{p.y_h} * p.y_w * p.element_bytes, group = p.co * channel;
+  const cuuint64_t sizes[5] = {u64(channel / kBytes), u64(p.co), u64(p.groups), u64(p.n), 1},
+                   strides[4] = {u64(channel), u64(group), u64(p.groups * group), u64(p.groups * group)};
+  const cuuint32_t sides[5] = {u32(p.y_channel_bytes / kBytes), u32(p.y_rows), 1, 1, 1};
+  return map_of(CU_TENSOR_MAP_DATA_TYPE_UINT64, y.read(), sizes, strides, sides, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
 }  // namespace tapedeck::cu::conv_gemm

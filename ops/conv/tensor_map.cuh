@@ -5,6 +5,7 @@
 
 #include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/pair_grad_plan.h>
 #include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/channels_last.cuh>
 
@@ -12,6 +13,7 @@ namespace tapedeck::cu::conv_gemm {
 
 using tapedeck::conv_gemm::BoxTile;
 using tapedeck::conv_gemm::GatheredPieces;
+using tapedeck::conv_gemm::PairGradPlan;
 using tapedeck::conv_gemm::PlaneAxis;
 using tapedeck::conv_gemm::ResultBox;
 using tapedeck::conv_gemm::RowBoxes;
@@ -49,5 +51,11 @@ CUtensorMap result_map(const Tensor& to, int first_row, int row_step, int rows, 
 /// 1): a copy brings `columns` pixels of `channels` channels; swizzled as wgmma.cuh wants bytes, or as they
 /// are.
 CUtensorMap row_map(const Tensor& images, const RowBoxes& boxes, int columns, int channels, bool swizzled);
+
+/// Images in nchw as five axes, (pixel of an image, channel of a group, group, image, 1), of which a copy
+/// brings a box of x's tile (pair_grad_plan.h), swizzled, float32 rounded to TF32 on the way; or y's box as
+/// it lies, of which 8 bytes count as a pixel.
+CUtensorMap pair_map_of_x(const Tensor& x, const PairGradPlan& p);
+CUtensorMap pair_map_of_y(const Tensor& y, const PairGradPlan& p);
 
 }  // namespace tapedeck::cu::conv_gemm

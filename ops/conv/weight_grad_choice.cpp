@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include <tapedeck/ops/conv/gemm_choice.h>
+#include <tapedeck/ops/conv/pair_grad_plan.h>
 #include <tapedeck/ops/conv/question.h>
 #include <tapedeck/ops/conv/row_grad_plan.h>
 
@@ -36,6 +37,11 @@ RowGradPlan rows_of(const ConvTranspose2dGeometry& g, const Factors& f) {
                                                              : row_grad_plan(g, f.are_float());
 }
 
+/// The same of stride 2 along w.
+PairGradPlan pairs_of(const ConvTranspose2dGeometry& g, const Factors& f) {
+  return f.parts == 1 ? pair_grad_plan(g, f.element_bytes) : PairGradPlan();
+}
+
 Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
   const auto copied = [&](bool x) {
     const std::int64_t count = (x ? c.g.x_shape() : c.g.y_shape()).count();
@@ -55,8 +61,14 @@ Terms of_boxes(const ConvCall& c, const BoxGradPlan& p) {
           tiles / 10};
 }
 
-Terms of_rows(const ConvCall& c, const RowGradPlan& p) {
-  return {1, p.clocks() / 1e3, images_moved(c, true) + images_moved(c, false), weight_moved(c) * p.sums()};
+/// Of rows as they lie, of either stride.
+Terms of_rows(const ConvCall& c) {
+  const double images = images_moved(c, true) + images_moved(c, false);
+  if (const RowGradPlan rows = rows_of(c.g, c.operands); rows.exists())
+    return {1, rows.clocks() / 1e3, images, weight_moved(c) * rows.sums()};
+  if (const PairGradPlan pairs = pairs_of(c.g, c.operands); pairs.exists())
+    return {1, pairs.clocks() / 1e3, images, weight_moved(c) * pairs.splits};
+  return {};
 }
 
 WeightGradWay find_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
@@ -74,8 +86,8 @@ WeightGradWay find_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, con
   if (!may_be_rows || x != Layout::nchw || y != Layout::nchw || forced == ConvAlgorithm::boxes ||
       forced == of_boxes_only)
     return way;
-  if (const RowGradPlan rows = rows_of(g, f); rows.exists()) {
-    const double time = microseconds(ConvAlgorithm::rows, c, of_rows(c, rows));
+  if (const Terms rows = of_rows(c); rows != Terms{}) {
+    const double time = microseconds(ConvAlgorithm::rows, c, rows);
     if (time < way.microseconds || forced == ConvAlgorithm::rows) way = {GradKind::rows, {}, time};
   }
   return way;
@@ -89,6 +101,14 @@ const WeightGradWay& weight_grad_way(const ConvTranspose2dGeometry& g, Layout x,
   return remembered(ConvQuestion(g, f.element_bytes, f.parts, x == y ? static_cast<int>(x) : 2, rows,
                                  conv_algorithm(), a, b),
                     [&] { return find_way(g, x, y, f, rows); });
+}
+
+bool are_pairs(const ConvTranspose2dGeometry& g) {
+  return g.w.stride == 2;
+}
+
+int written_sums(const ConvTranspose2dGeometry& g, const Factors& f) {
+  return are_pairs(g) ? pairs_of(g, f).splits : rows_of(g, f).sums();
 }
 
 Terms of_windows_weight_grad(const ConvCall& c) {
@@ -117,8 +137,7 @@ Terms of_boxes_weight_grad(const ConvCall& c) {
 }
 
 Terms of_rows_weight_grad(const ConvCall& c) {
-  const RowGradPlan p = c.layout == Layout::nchw ? rows_of(c.g, c.operands) : RowGradPlan();
-  return p.exists() ? of_rows(c, p) : Terms{};
+  return c.layout == Layout::nchw ? of_rows(c) : Terms{};
 }
 
 }  // namespace tapedeck::conv_gemm

@@ -1,7 +1,7 @@
 // How the weight's gradient is computed with Hopper's instructions: with operands gathered for each tap
 // (wgmma_weight_grad.cuh), over boxes of pixels (wgmma_box_weight_grad.cuh), of the tensors' own type or for
-// float32 of scaled halves (scaled_half.cuh), or over rows of nchw as they lie (wgmma_row_weight_grad.cuh).
-// Host arithmetic.
+// float32 of scaled halves (scaled_half.cuh), or over rows of nchw as they lie (of stride 1 along w
+// wgmma_row_weight_grad.cuh, of stride 2 wgmma_pairs.cu). Host arithmetic.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,15 @@ struct WeightGradWay {
 };
 
 /// What is estimated to take the least time for images of these layouts, or what is forced, of what computes
-/// the layer. Rows are left out where `rows` says so: tensors may begin where they cannot be read. Until the
-/// thread's next call.
+/// the layer. Rows are left out where `rows` says so: tensors may begin where they cannot be read, and rows
+/// have no prologue. Until the thread's next call.
 const WeightGradWay& weight_grad_way(const ConvTranspose2dGeometry& g, Layout x, Layout y, const Factors& f,
                                      bool rows = true);
+
+/// Over rows, where these are taken: whether as pairs of columns (pair_grad_plan.h), and how many sums of
+/// each weight are written.
+bool are_pairs(const ConvTranspose2dGeometry& g);
+int written_sums(const ConvTranspose2dGeometry& g, const Factors& f);
 
 /// Which algorithm computes it over boxes.
 inline ConvAlgorithm boxes_of_weight_grad(const Factors& f) {

@@ -54,11 +54,12 @@ template <class Math>
 void wgmma_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y, const Tensor& w,
                        const Prologue& prologue) {
   using Boxes = std::conditional_t<multiplies_float<Math>, HalvesOf<Math>, Math>;
-  const WeightGradWay* way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>);
+  const WeightGradWay* way =
+      &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, !prologue.exists());
   check(way->kind == GradKind::boxes || !prologue.exists(), "conv: only boxes have a prologue");
   if constexpr (Math::kParts == 1) {
     if (way->kind == GradKind::rows) {
-      if (row_weight_grad<Boxes>(g, x, y, w)) return;
+      if (row_weight_grad<Boxes>(g, x, y, w) || pair_weight_grad<Math>(g, x, y, w)) return;
       way = &weight_grad_way(g, x.layout(), y.layout(), factors_of<Math>, false);
     }
   }

@@ -338,6 +338,8 @@ void sum_weight_grads(WgmmaWeightGradArguments& call, const Tensor& w) {
   };
   if (call.splits < 8) {
     sum.template operator()<1>();
+  } else if (call.splits < 16) {
+    sum.template operator()<2>();
   } else {
     sum.template operator()<8>();
   }

@@ -7,7 +7,6 @@
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gemm_choice.h>
-#include <tapedeck/ops/conv/row_grad_plan.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 
 namespace tapedeck::conv_gemm {
@@ -90,8 +89,7 @@ inline std::int64_t wgmma_weight_grad_workspace(const ConvTranspose2dGeometry& g
   const Images x(g, true), y(g, false);
   const std::int64_t taps = g.h.kernel * g.w.kernel;
   const WeightGradWay& taken = weight_grad_way(g, layout, layout, f);
-  if (taken.kind == GradKind::rows)
-    return row_grad_plan(g, f.are_float()).sums() * g.weight_shape().count() * 4;
+  if (taken.kind == GradKind::rows) return written_sums(g, f) * g.weight_shape().count() * 4;
   if (taken.kind == GradKind::boxes) {
     const BoxGradWay& way = taken.boxes;
     const std::int64_t sums = way.fold.exists() ? way.fold.of(g).weight_shape().count() * 4
