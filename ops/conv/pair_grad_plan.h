@@ -77,7 +77,7 @@ struct PairGradPlan {
     x_rows = ci <= 64 ? 64 : 128;
     x_tiles = ceil_div(ci, x_rows);
     set_pairs();
-    if (is_odd() && (!only_single_words_are_outside() || 32 % x_w != 0)) return;
+    if (is_odd() && !only_single_words_are_outside()) return;
     PairGradPlan best;
     double least = 0;
     for (kh_of_work = 1; kh_of_work <= std::min(kernel_h, units(1)); ++kh_of_work) {
@@ -168,8 +168,7 @@ struct PairGradPlan {
   }
   /// Of three words, whether the first is alone, or the last; the others begin at a multiple of 8 bytes.
   TAPEDECK_HD bool first_is_single(const Unit& u) const { return first_byte(u) % 8 != 0; }
-  /// Whether the i-th word that a unit loads for pixel k is of y's row; of three, the same in every second
-  /// step.
+  /// Whether the i-th word that a unit loads for pixel k is of y's row.
   TAPEDECK_HD bool is_inside(const Unit& u, int k, int i) const {
     const int of_word = 4 / element_bytes,
               first = 2 * (k % x_w) + first_shift + 2 * u.pair - (is_odd() ? 1 : 0) + i * of_word;

@@ -4,6 +4,7 @@
 // cuda_conv_bench had timed (kb71 forward in float32, kb78's input gradient in TF32 and dcgan2's weight
 // gradient in bfloat16, the latter two with channels last). Those of an H100 were measured when a tile's
 // images came one after another: the same name may mean other tiles of small images now.
+// Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner.
 #pragma once
 
 #include <string_view>
@@ -78,7 +79,6 @@ NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 31
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.13.16.16.0	766.848	803.616
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.10.16.16.0	746.016	806.112
 NVIDIA H100 80GB HBM3	weight_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.10.16.16.0	376.512	445.824
-NVIDIA H100 80GB HBM3	weight_gradient	float32	high	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.2.1.7.16.16.0	29.095	30.855
 NVIDIA H100 80GB HBM3	weight_gradient	float32	high	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1581.12	1641.6
 NVIDIA H100 80GB HBM3	weight_gradient	float32	high	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.12.16.16.0	931.552	988.576
 NVIDIA H100 80GB HBM3	weight_gradient	float32	high	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1561.6	1617.632
@@ -147,8 +147,6 @@ NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.486	28.58
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.638	20.797
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	37.623	39.383
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	31.612	32.792
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.495	14.573
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	865.664	901.216
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.467	22.705
@@ -159,7 +157,6 @@ NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	668.64	697.248
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	644.064	709.856
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	336.32	380.928
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	37.728	39.474
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	18.062	18.663
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.539	14.575
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	893.664	926.144
@@ -170,7 +167,6 @@ NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	690.56	721.024
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	boxes 1.1.2.1.16.16.16.0	668.224	739.872
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	347.2	391.424
-NVIDIA H200	weight_gradient	float32	high	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	57.024	59.496
 NVIDIA H200	weight_gradient	float32	high	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	halves 1.1.2.1.16.16.16.0	1339.232	1392.736
 NVIDIA H200	weight_gradient	float32	high	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves 2.2.2.1.16.16.16.0	773.472	990.528
 NVIDIA H200	weight_gradient	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.1.1.8.16.16.0	54.906	56.87
