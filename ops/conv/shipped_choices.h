@@ -148,7 +148,6 @@ NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 1
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.638	20.797
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.495	14.573
-NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	865.664	901.216
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.467	22.705
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	22.147	23.284
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.2.8.4.4.4.1	19.2	20.2
@@ -159,7 +158,6 @@ NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	64 64 128 1 128 130 3 1 0
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.2.1.16.16.16.0	336.32	380.928
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	18.062	18.663
 NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.539	14.575
-NVIDIA H200	weight_gradient	float16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.2.1.16.16.16.0	893.664	926.144
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.754	22.86
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.4.8.8.9.0	22.163	23.462
 NVIDIA H200	weight_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.2.1.7.14.16.0	10.989	11.467
