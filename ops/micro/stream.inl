@@ -9,7 +9,9 @@
 // rows are computed in pairs, too, 0.83 to 0.89 and 0.98 to 1.07. Tried before: joined lines stored a few at a
 // time between the steps of loops (kb81 1.41 and 1.13, kb75 1.17 and 1.14). And on a Zen 4, of kb81: a channel
 // written in pieces of 8 to 20 lines (1.2 to 2.1); two to four channels at once, or tiles of one or two vectors,
-// between which channels come sooner (both no faster, as far as a noisy host tells).
+// between which channels come sooner (both no faster, as far as a noisy host tells); phases loaded from where
+// memory's lines begin in them, so that no window is shifted (kb81 1.02 to 1.03, kb75 1.03 to 1.04: what
+// permutations cost does not show).
 //
 // Where there are no permutations of two registers (baseline), rows are stored the usual way, and builds for
 // size have none of this.
