@@ -167,7 +167,7 @@ TEST_F(CudaConvWeightGrad, PairsAsTheyLie) {
         Layer{{2, 72, 20, 16}, 140, 2, {.stride = 2}},
         Layer{{2, 33, 10, 32}, 17, 4, twice},
         Layer{{2, 64, 9, 64}, 48, 4, twice},
-        Layer{{6, 64, 12, 20}, 32, 4, twice},
+        Layer{{80, 64, 12, 20}, 32, 4, twice},
         Layer{{3, 48, 7, 40}, 40, 3, one_more},
         Layer{{2, 192, 12, 12}, 80, {5, 5}, {.stride = 2, .padding = 2, .output_padding = 1}},
         Layer{{3, 96, 12, 20}, 96, {4, 6}, {{2, 2}, {1, 2}, {0, 0}, {1, 1}, 3}},

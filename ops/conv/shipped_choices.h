@@ -4,7 +4,8 @@
 // cuda_conv_bench had timed (kb71 forward in float32, kb78's input gradient in TF32 and dcgan2's weight
 // gradient in bfloat16, the latter two with channels last). Those of an H100 were measured when a tile's
 // images came one after another: the same name may mean other tiles of small images now.
-// Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner.
+// Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner, as an
+// H200 did.
 #pragma once
 
 #include <string_view>
