@@ -30,6 +30,14 @@ struct Tensors {
 constexpr Tensors kTensors[] = {
     {DType::bfloat16, 0}, {DType::bfloat16, 3}, {DType::float16, 0}, {DType::float32, 0}};
 
+/// Rows are what a weight's gradient takes if they are forced, and which ones.
+void expect_variant(const ConvTranspose2dGeometry& g, const Tensors& tensor, const char* variant) {
+  const ConvAlgorithmScope scope(ConvAlgorithm::rows);
+  set_float32_precision(tensor.precision());
+  EXPECT_EQ(explain(g, tensor.dtype, Layout::nchw, kCuda).weight_gradient.variant, variant);
+  set_float32_precision(Precision::highest);
+}
+
 // Small images, several in a tile, also where taps of a row have boxes of their own; sums that blocks of a
 // cluster add, and weights that blocks write, in whole pairs of channels and not.
 TEST_F(CudaConvWeightGrad, WeightGradientsOfSmallImages) {
@@ -129,11 +137,7 @@ TEST_F(CudaConvWeightGrad, RowsAsTheyLie) {
       const bool is_float = dtype == DType::float32;
       if (conv_gemm::row_grad_plan(g, is_float).exists()) {
         of_floats += is_float ? 1 : 0;
-        const ConvAlgorithmScope scope(ConvAlgorithm::rows);
-        set_float32_precision(tensor.precision());
-        EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant,
-                  is_float ? "rows as they lie, of scaled halves" : "rows as they lie");
-        set_float32_precision(Precision::highest);
+        expect_variant(g, tensor, is_float ? "rows as they lie, of scaled halves" : "rows as they lie");
       } else {
         EXPECT_TRUE(is_float) << "float32 needs more room";
       }
@@ -186,11 +190,7 @@ TEST_F(CudaConvWeightGrad, PairsAsTheyLie) {
       const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
       if (conv_gemm::pair_grad_plan(g, static_cast<int>(size_of(dtype))).exists()) {
         ++(dtype == DType::float32 ? of_floats : of_halves);
-        const ConvAlgorithmScope scope(ConvAlgorithm::rows);
-        set_float32_precision(tensor.precision());
-        EXPECT_EQ(explain(g, dtype, Layout::nchw, kCuda).weight_gradient.variant,
-                  "rows as they lie, pairs of columns");
-        set_float32_precision(Precision::highest);
+        expect_variant(g, tensor, "rows as they lie, pairs of columns");
       }
       for (const Layout of_weight : {Layout::nchw, Layout::nhwc})
         expect_weight_grad_as_tensor(ConvAlgorithm::rows, tensor.precision(), x, tensor(g.y_shape()),

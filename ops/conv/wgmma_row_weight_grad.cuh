@@ -459,10 +459,7 @@ bool row_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& x, const Te
   RowGradArguments call{};
   call.plan = row_grad_plan(g, Math::kScaled);
   const RowGradPlan& p = call.plan;
-  const auto is_nchw = [](const Tensor& images) {
-    return images.layout() == Layout::nchw && reinterpret_cast<std::uintptr_t>(images.read()) % 16 == 0;
-  };
-  if (!p.exists() || !is_nchw(x) || !is_nchw(y)) return false;
+  if (!p.exists() || !has_rows(x) || !has_rows(y)) return false;
 
   const DeviceScope scope(w.device());
   std::optional<Largest> largest;

@@ -324,6 +324,11 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
+/// Whether kernels over rows as they lie can read images: the tensor memory accelerator takes vectors.
+inline bool has_rows(const Tensor& images) {
+  return images.layout() == Layout::nchw && reinterpret_cast<std::uintptr_t>(images.read()) % 16 == 0;
+}
+
 template <class T>
 void sum_weight_grads(WgmmaWeightGradArguments& call, const Tensor& w) {
   call.is_last = w.layout() == Layout::nhwc;
