@@ -488,39 +488,41 @@ bool check_ahead_weight_grad(const ConvCase& c, ConvRandom& random, int bytes) {
   Values sums(c.w_count(), 0.0);
   const int taps = p.plan.kernel_h, channels = p.plan.to_channels;
   EXPECT_LE(channels, ahead.x_channels);
-  FilledStage of_y{y, p.plan.from, y_base, kStep, kStep, p.pitch, p.copies, p.shifts, 16 / bytes, {}},
+  constexpr int kChannels = AheadWeightGrad::kChannels;
+  FilledStage of_y{y, p.plan.from, y_base, kChannels, kChannels, p.pitch, p.copies, p.shifts, 16 / bytes, {}},
       row_of_x{
           x,          of_x, x_base, ahead.x_channels, channels, ahead.x_pitch, ahead.x_copies, ahead.x_shifts,
           16 / bytes, {}};
-  EXPECT_LE(kStep * p.pitch * bytes, ahead.stage_bytes);
+  EXPECT_LE(kChannels * p.pitch * bytes, ahead.stage_bytes);
+  EXPECT_LE(ahead.copying, ahead.stages);
   EXPECT_LE(ahead.x_channels * ahead.x_pitch * bytes, ahead.stage_bytes);
-  EXPECT_EQ(p.plan.from_channels, ahead.y_blocks * AheadWeightGrad::kChannels);
+  EXPECT_EQ(p.plan.from_channels, ahead.y_blocks * kChannels);
   for (int index = 0; index < ahead.units; ++index)
     for (int group = 0; group < p.plan.groups; ++group) {
       const Unit unit(p, index);
       row_of_x.fill(unit.image, group * channels, unit.row, unit.column, p.to_h, p.to_w);
       const int x_first =
           x_base + static_cast<int>(at(of_x, unit.image, group * channels, unit.row, unit.column));
-      for (int first = 0; first < p.plan.from_channels; first += kStep)
+      for (int first = 0; first < p.plan.from_channels; first += kChannels)
         for (int slot = 0; slot < taps; ++slot) {
           const int row = unit.row * p.reach_h.step + p.slot_of.row(slot),
                     column = unit.column * p.reach_w.step + p.low_w;
           const int from = group * p.plan.from_channels + first;
           of_y.fill(unit.image, from, row, column, p.plan.from_h, p.plan.from_w);
           for (int tap = 0; tap < taps; ++tap)
-            for (int octet = 0; octet < kStep; ++octet)
+            for (int co = 0; co < kChannels; ++co)
               for (int ci = 0; ci < channels; ++ci)
                 for (int b = 0; b < p.columns; ++b) {
                   const int y_shift =
                                 p.shift(y_base + static_cast<int>(at(p.plan.from, unit.image, from, 0, 0)),
-                                        octet, row, column),
+                                        co % kStep, row, column),
                             x_shift = (x_first + ci % kStep * of_x.c) & ahead.x_shifts;
                   const double product =
-                      of_y[octet * p.pitch + y_shift + p.row_offset(tap * kStep) + b * p.reach_w.step] *
+                      of_y[co * p.pitch + y_shift + p.row_offset(tap * kChannels) + b * p.reach_w.step] *
                       row_of_x[ci * ahead.x_pitch + x_shift + b];
                   EXPECT_FALSE(std::isnan(product));
                   const int weight =
-                      ((group * channels + ci) * p.plan.from_channels + first + octet) * taps + slot;
+                      ((group * channels + ci) * p.plan.from_channels + first + co) * taps + slot;
                   sums.at(static_cast<std::size_t>(weight * taps + tap)) += product;
                 }
           if (::testing::Test::HasFailure()) return true;

@@ -96,11 +96,11 @@ struct Ahead {
 };
 
 /// The weight's gradient: a block has kChannels of y of a group, all of x of it, and some units, which are
-/// those of Ahead. To a unit come stages of the row of x, and of kStep channels of each row of y that taps
-/// along h bring to it. A warp has kWarpPixels of a unit.
+/// those of Ahead. To a unit come stages of the row of x, and of each row of y that taps along h bring to it.
+/// A warp has kWarpPixels of a unit.
 struct AheadWeightGrad {
   static constexpr int kChannels = 2 * kStep, kMostStages = 10, kWarpPixels = 2 * kStep;
-  static constexpr int kCopying = 4;  // warps that copy in turn, a warpgroup
+  static constexpr int kCopying = 4;  // warps that copy in turn, a warpgroup; no more than there are stages
   static constexpr int kAllThreads = kThreads + kCopying * 32;
 
   /// `y_copy`, `x_copy`: bytes to which rows are aligned. Nothing fits where there are no stages.
@@ -110,7 +110,7 @@ struct AheadWeightGrad {
     if (p.slot_of.groups > 0 || channels > 2 * kPixels || p.plan.from_channels % kChannels != 0) return;
     if (p.plan.kernel_h != p.plan.kernel_w || p.plan.kernel_h < 2 || p.plan.kernel_h > 3) return;
     // A fragment of y has 8 channels, one of x 16, of 4 pixels.
-    p.set_tile(1, kWarpPixels * kWarps, kStep, y_copy, 8, 4, true);
+    p.set_tile(1, kWarpPixels * kWarps, kChannels, y_copy, 8, 4, true);
     if (std::min(p.copies, p.plan.from_w * bytes / 16) < kLeastOfBulk) return;
     x_shifts = x_copy < 16 ? 16 / bytes - 1 : 0;
     const int vector = 16 / bytes;
@@ -121,12 +121,13 @@ struct AheadWeightGrad {
     by_x_channels = Divider(x_channels);
     stage_bytes = std::max(p.slot_pitch, x_channels * x_pitch) * bytes;
     stages = std::min(kMostStages, (kMostShared - 1024) / stage_bytes);
-    const int warp_sums = p.plan.kernel_h * p.plan.kernel_w * 2 * m * 4 * 32 * 4;  // bytes
-    if (stages < kCopying || stages * stage_bytes < warp_sums) {
+    const int sums = kWarps * p.plan.kernel_h * p.plan.kernel_w * 2 * m * 4 * 32 * 4;  // bytes, where these were
+    if (stages < 2 || stages * stage_bytes < sums) {
       stages = 0;
       return;
     }
     strip = p;
+    copying = std::min(kCopying, stages);
     y_blocks = p.plan.from_channels / kChannels;
     units = p.plan.n * p.to_h * p.tiles_w;
     // Blocks of an H100's multiprocessors: the result does not depend on the device.
@@ -141,7 +142,7 @@ struct AheadWeightGrad {
   int x_shifts = 0, x_copies = 0, x_pitch = 0, x_channels = 0;
   Divider by_x_channels;
   int m = 0;  // 16 channels of x
-  int y_blocks = 0, units = 0, splits = 0, stages = 0, stage_bytes = 0;
+  int y_blocks = 0, units = 0, splits = 0, stages = 0, stage_bytes = 0, copying = 0;
 };
 
 }  // namespace tapedeck::conv_strip

@@ -5,7 +5,7 @@
 //
 // A block has some channels of y, and sums of all their weights in registers. Some warps bring rows to a ring
 // of stages, as far ahead as there is room: a row of x of all channels, then rows of y that taps along h
-// bring to it, 8 channels each. Eight warps have 16 pixels of the row each; what they load of x stays in
+// bring to it. Eight warps have 16 pixels of the row each; what they load of x stays in
 // registers while stages of y come and go:
 //
 //   rows ci of 16:     x[ci][pixel]                          of a unit loaded once
@@ -16,6 +16,7 @@
 // On an H200 kb81 of bench/compare_gpu.py takes 0.158, 0.162 and 0.111 ms in float32, TF32 and bfloat16, and
 // 0.27, 0.23 and 0.15 in strip_weight_grad.cu. Without products it takes 0.159, 0.158 and 0.095: reading
 // bounds it. Of 2x2 taps, stride 2, it takes 0.94 of that kernel's time in float32, 1.08 in TF32.
+#include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -70,15 +71,17 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncthreads();
+  await_previous<false>();
 
   if (warp >= kWarps) {
     conv_gemm::leave_registers<72>();
-    const RowCopy<T> copy_y = copy_of<T, false>(p, kStep, 1);
+    if (warp >= kWarps + ahead.copying) return;
+    const RowCopy<T> copy_y = copy_of<T, false>(p, AheadWeightGrad::kChannels, 1);
     const RowCopy<T> copy_x(ahead.by_x_channels, plan.to_channels, 1, p.to_h, p.to_w, ahead.x_pitch,
                             16 / kBytes, ahead.x_copies, 32, call.x_strides, ahead.x_shifts);
     CopyTurn turn(warp - kWarps);
     const auto copy = [&](const RowCopy<T>& rows, const T* from, int first_column, int row) {
-      turn.next(stages, AheadWeightGrad::kCopying, empty, [&](int stage) {
+      turn.next(stages, ahead.copying, empty, [&](int stage) {
         rows.start_row(reinterpret_cast<T*>(memory + stage * stage_bytes), from, first_column, row,
                        full[stage]);
       });
@@ -88,10 +91,8 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
       copy(copy_x, x + unit.image * call.x_strides.n, unit.column, unit.row);
 #pragma unroll 1
       for (int slot = 0; slot < kTaps; ++slot)
-#pragma unroll 1
-        for (int octet = 0; octet < kOctets; ++octet)
-          copy(copy_y, y + unit.image * plan.from.n + static_cast<std::int64_t>(octet * kStep) * plan.from.c,
-               unit.column * step_w + p.low_w, unit.row * step_h + p.slot_of.row(slot));
+        copy(copy_y, y + unit.image * plan.from.n, unit.column * step_w + p.low_w,
+             unit.row * step_h + p.slot_of.row(slot));
     }
     wait_for_copies<0>();
     return;
@@ -105,10 +106,10 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
   int tap_offset[kTaps], tap_row[kTaps];  // along w and h
 #pragma unroll
   for (int tap = 0; tap < kTaps; ++tap) {
-    tap_offset[tap] = kept(p.row_offset(tap * kStep) * kBytes);
+    tap_offset[tap] = kept(p.row_offset(tap * AheadWeightGrad::kChannels) * kBytes);
     tap_row[tap] = kept(p.slot_of.row(tap) * plan.from.h);
   }
-  const int row_step = kept(step_h * plan.from.h);
+  const int row_step = kept(step_h * plan.from.h), octet_bytes = kept(kStep * p.pitch * kBytes);
   const auto element_of = [](const T* of) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(of) / sizeof(T));
   };
@@ -137,12 +138,13 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
         p.shift(element_of(y + unit.image * plan.from.n), g, 0, unit.column * step_w + p.low_w) +
         unit.row * row_step;
 #pragma unroll
-    for (int slot = 0; slot < kTaps; ++slot)
+    for (int slot = 0; slot < kTaps; ++slot) {
+      // Channels 8 apart have the same shift.
+      unsigned at = y_thread + turn.stage * stage_bytes +
+                    static_cast<unsigned>((y_shift + tap_row[slot]) & p.shifts) * kBytes;
+      full[turn.stage].wait(turn.parity);
 #pragma unroll
-      for (int octet = 0; octet < kOctets; ++octet) {
-        const unsigned at = y_thread + turn.stage * stage_bytes +
-                            static_cast<unsigned>((y_shift + tap_row[slot]) & p.shifts) * kBytes;
-        full[turn.stage].wait(turn.parity);
+      for (int octet = 0; octet < kOctets; ++octet, at += octet_bytes)
 #pragma unroll
         for (int tap = 0; tap < kTaps; ++tap) {
           const unsigned first = at + tap_offset[tap];
@@ -150,23 +152,19 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
 #pragma unroll
           for (int m = 0; m < kM; ++m) P::add_product(sums[slot][octet][tap][m], a[m], b);
         }
-        leave();
-      }
+      leave();
+    }
   }
 
-  // Sums of warps, one after another, where stages were.
+  // Sums of warps, where stages were.
   constexpr int kSums = kTaps * kOctets * kTaps * kM * 4;
   float* const shared_sums = reinterpret_cast<float*>(memory);
-  for (int w = 0; w < kWarps; ++w) {
-    meet<kThreads>();
-    if (w != warp) continue;
+  meet<kThreads>();
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int k = i % 4, m = i / 4 % kM, tap = i / 4 / kM;
-      const float sum = sums[tap / kTaps / kOctets][tap / kTaps % kOctets][tap % kTaps][m][k];
-      float& to = shared_sums[i * 32 + lane];
-      to = w == 0 ? sum : to + sum;
-    }
+  for (int i = 0; i < kSums; ++i) {
+    const int k = i % 4, m = i / 4 % kM, tap = i / 4 / kM;
+    shared_sums[(warp * kSums + i) * 32 + lane] =
+        sums[tap / kTaps / kOctets][tap / kTaps % kOctets][tap % kTaps][m][k];
   }
   meet<kThreads>();
   float* const parts = call.parts + split * call.count;
@@ -175,9 +173,12 @@ __global__ void __launch_bounds__(AheadWeightGrad::kAllThreads, 1)
     const int ci = m * kPixels + of_lane / 4 + k / 2 * 8,
               co = y_first + tap / kTaps % kOctets * kStep + of_lane % 4 * 2 + k % 2;
     if (ci >= plan.to_channels) continue;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += shared_sums[w * (kSums * 32) + e];
     parts[(static_cast<std::int64_t>(group * plan.to_channels + ci) * plan.from_channels + co) *
               (kTaps * kTaps) +
-          tap / kTaps / kOctets * kTaps + tap % kTaps] = shared_sums[e];
+          tap / kTaps / kOctets * kTaps + tap % kTaps] = sum;
   }
 #endif
 }
@@ -192,10 +193,9 @@ void launch(const Arguments& a, Device device) {
   const int bytes = a.ahead.stages * a.ahead.stage_bytes;
   conv_gemm::allow_shared_memory(strip_ahead_weight_grad_kernel<T, kParts, kTaps, kM>, bytes);
   const std::int64_t blocks = std::int64_t{a.ahead.splits} * a.ahead.y_blocks * a.ahead.strip.plan.groups;
-  strip_ahead_weight_grad_kernel<T, kParts, kTaps, kM>
-      <<<grid_size("conv", blocks), AheadWeightGrad::kAllThreads, static_cast<std::size_t>(bytes),
-         stream_of(device)>>>(a);
-  check_launch("conv: strip weight gradient");
+  launch_kernel_with_shared("conv: strip weight gradient", device,
+                            strip_ahead_weight_grad_kernel<T, kParts, kTaps, kM>, grid_size("conv", blocks),
+                            AheadWeightGrad::kAllThreads, bytes, a);
 }
 
 }  // namespace

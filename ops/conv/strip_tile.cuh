@@ -178,6 +178,11 @@ struct WideProduct {
   __device__ __forceinline__ static Stored make(Read read) {
     return W::make(read(0, 0), read(0, 1));
   }
+  /// Makes one of these elements x, of weights as they are.
+  __device__ __forceinline__ static void set(Stored& to, int, int i, T x) {
+    static_assert(!kSplit);
+    reinterpret_cast<float*>(&to)[i] = convert<float>(x);
+  }
   __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
     conv_strip::multiply<T, kParts>(c, a, b);
   }
@@ -203,6 +208,9 @@ struct HalfProduct {
   template <class Read>
   __device__ __forceinline__ static Stored make(Read read) {
     return {two(read(0, 0), read(0, 1)), two(read(1, 0), read(1, 1))};
+  }
+  __device__ __forceinline__ static void set(Stored& to, int s, int i, T x) {
+    reinterpret_cast<T*>(&to)[s * 2 + i] = x;
   }
   __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, const B& b) {
     conv_gemm::Half<T>::multiply(c, a.words, b.x, b.y);
