@@ -10,7 +10,8 @@ seconds to three minutes each, into a file for each: FOLDER/ALGORITHM.jsonl.gz, 
 the passes that the algorithm computes. Those whose kernels did not change keep theirs, and so do passes that are not
 among --passes. (Of the 100 the files have times of thin products, columns, tensor and wgmma's.)
 Without it, on any machine, factors are fitted to the times of all algorithms: sums of terms times factors of at least 0
-(the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less. --write writes
+(the constant: 2 microseconds), with the least squares of logarithms, of which large ones count less; and then those of
+a pass and mode together, such that the chosen algorithms are fast (refine()). --write writes
 ops/conv/gpu_estimate_factors.h. Needs SciPy.
 
 For each pass and mode it prints how much slower than the fastest algorithm the chosen one is, as a geometric mean:
@@ -131,6 +132,53 @@ def fit(layers):
     return numpy.trim_zeros(factors, "b").tolist()
 
 
+def refine(factors, calls):
+    """Factors near these, {algorithm: factors}, whose choices are faster for calls, each ({algorithm: (terms, microseconds)},
+    weight): with the least logarithms of how much slower than the fastest they are, and of how far off estimates are, as
+    before. So that there is a gradient, an algorithm is chosen with a probability that falls by e where its estimate is
+    kSharp longer."""
+    import numpy
+    from scipy.optimize import minimize
+    kSharp, kOff = 0.07, 0.2
+    names = list(factors)
+    calls = [(timed, weight) for timed, weight in calls if sum(a in timed for a in names) > 1]
+    count = max(map(len, factors.values()))
+    start = numpy.array([factors[a] + [0] * (count - len(factors[a])) for a in names])
+    terms, times = numpy.zeros((len(calls), *start.shape)), numpy.full((len(calls), len(names)), numpy.inf)
+    for i, (timed, _) in enumerate(calls):
+        for j, a in enumerate(names):
+            if a in timed:
+                terms[i, j], times[i, j] = timed[a][0][:count], timed[a][1]
+    weights = numpy.array([weight for _, weight in calls], float)
+    known, used = times < numpy.inf, start > 0
+    slower = numpy.log(numpy.where(known, times, 1) / times.min(axis=1, keepdims=True))
+    slower[~known] = 0
+    of_error = numpy.where(known, weights[:, None] * numpy.exp(-slower), 0)
+    log_times = numpy.log(numpy.where(known, times, 1))
+    each = terms * start  # microseconds of a term, by which a change of its factor's logarithm is multiplied
+
+    def cost(change):
+        by = numpy.where(used, 0.0, 1.0)
+        by[used] = numpy.exp(change)
+        parts = each * by
+        estimates = parts.sum(axis=2)
+        estimates[~known] = 1
+        logs = numpy.log(estimates)
+        chosen = numpy.where(known, -logs / kSharp, -numpy.inf)
+        chosen = numpy.exp(chosen - chosen.max(axis=1, keepdims=True))
+        chosen /= chosen.sum(axis=1, keepdims=True)
+        lost = (chosen * slower).sum(axis=1)
+        error = of_error * (logs - log_times)
+        root = numpy.sqrt(1 + (error / kOff) ** 2)
+        total = (weights**0.5 * lost).sum() + kOff**2 * (root - 1).sum()
+        by_log = -(weights**0.5)[:, None] / kSharp * chosen * (slower - lost[:, None]) + of_error * error / root
+        return total, ((by_log / estimates)[:, :, None] * parts).sum(axis=0)[used]
+
+    change = minimize(cost, numpy.zeros(used.sum()), jac=True, method="L-BFGS-B", options={"maxiter": 400}).x
+    start[used] *= numpy.exp(change)
+    return {a: numpy.trim_zeros(row, "b").tolist() for a, row in zip(names, start)}
+
+
 def mean(logs):
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
@@ -175,6 +223,11 @@ class Layers:
                 least = min(time for _, time in times.values())
                 found.append((*timed, (1 if random else NAMED) * least / timed[1]))
         return found
+
+    def calls(self, mode, op, fold=None):
+        """Of all folds but one, ({algorithm: (terms, microseconds)}, weight)."""
+        return [(self.of.get((name, mode, op), {}), 1 if name.startswith("random") else NAMED) for at, name in enumerate(self.names)
+                if fold is None or not name.startswith("random") or at % FOLDS != fold]
 
 
 def judge(layers, mode, op, factors, of_fold):
@@ -252,6 +305,8 @@ def main():
                     factors[algorithm] = fit(samples)
                     for fold in range(FOLDS):
                         of_fold[fold][algorithm] = fit(layers.samples(mode, op, algorithm, fold))
+                factors = refine(factors, layers.calls(mode, op))
+                of_fold = [refine(of_fold[fold], layers.calls(mode, op, fold)) for fold in range(FOLDS)]
                 judge(layers, mode, op, factors, of_fold)
                 rows = (", ".join(f"{v:.3g}" for v in factors.get(a, [])) for a in ("wgmma", *ALGORITHMS))  # kEstimated
                 precisions.append("{{" + "}, {".join(rows) + "}}")
