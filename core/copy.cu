@@ -63,16 +63,54 @@ __global__ void __launch_bounds__(kTile* kTileRows)
   in += image * rows * columns;
   out += image * rows * columns;
   const std::int64_t row0 = down * kTile, column0 = across * kTile;
-  for (int r = threadIdx.y; r < kTile; r += kTileRows) {
+#pragma unroll
+  for (int i = 0; i < kTile; i += kTileRows) {
+    const int r = i + static_cast<int>(threadIdx.y);
     if (row0 + r < rows && column0 + threadIdx.x < columns) {
       tile[r][threadIdx.x] = in[(row0 + r) * columns + column0 + threadIdx.x];
     }
   }
   __syncthreads();
-  for (int c = threadIdx.y; c < kTile; c += kTileRows) {
+#pragma unroll
+  for (int i = 0; i < kTile; i += kTileRows) {
+    const int c = i + static_cast<int>(threadIdx.y);
     if (column0 + c < columns && row0 + threadIdx.x < rows) {
       out[(column0 + c) * rows + row0 + threadIdx.x] = tile[threadIdx.x][c];
     }
+  }
+}
+
+/// The same of 16-bit elements, by words of two neighbours: `rows` and `columns` are even, and all begins at
+/// words. Of two words below each other one of a column and one of the next column are made.
+__global__ void __launch_bounds__(kTile* kTileRows)
+    transpose_pairs_kernel(const std::uint32_t* in, std::uint32_t* out, std::int64_t rows,
+                           std::int64_t columns, std::int64_t tiles_down, std::int64_t tiles_across) {
+  __shared__ std::uint32_t tile[2][kTile][kTile + 1];
+  await_previous();
+  const std::int64_t block = blockIdx.x, across = block % tiles_across;
+  const std::int64_t down = block / tiles_across % tiles_down, image = block / tiles_across / tiles_down;
+  const std::int64_t all_down = rows / 2, all_across = columns / 2;  // pairs
+  in += image * rows * all_across;
+  out += image * columns * all_down;
+  const std::int64_t down0 = down * kTile, across0 = across * kTile;
+#pragma unroll
+  for (int r = 0; r < kTile; r += kTileRows) {
+    const int of_tile = r + static_cast<int>(threadIdx.y);
+    const std::int64_t row = down0 + of_tile, column = across0 + threadIdx.x;
+    if (row >= all_down || column >= all_across) continue;
+    const std::uint32_t above = in[2 * row * all_across + column],
+                        below = in[(2 * row + 1) * all_across + column];
+    tile[0][of_tile][threadIdx.x] = __byte_perm(above, below, 0x5410);
+    tile[1][of_tile][threadIdx.x] = __byte_perm(above, below, 0x7632);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kTile; c += kTileRows) {
+    const int of_tile = c + static_cast<int>(threadIdx.y);
+    const std::int64_t column = across0 + of_tile, row = down0 + threadIdx.x;
+    if (row >= all_down || column >= all_across) continue;
+    out[2 * column * all_down + row] = tile[0][threadIdx.x][of_tile];
+    out[(2 * column + 1) * all_down + row] = tile[1][threadIdx.x][of_tile];
   }
 }
 
@@ -82,6 +120,15 @@ void transpose(const Tensor& in, const Tensor& out) {
   const std::int64_t channels = in.size(1), pixels = in.size(2) * in.size(3);
   const bool to_nhwc = out.layout() == Layout::nhwc;
   const std::int64_t rows = to_nhwc ? channels : pixels, columns = to_nhwc ? pixels : channels;
+  if constexpr (sizeof(Bits) == 2) {
+    if (rows % 2 == 0 && columns % 2 == 0 && is_aligned(in.read(), 1) && is_aligned(out.raw(), 1)) {
+      const std::int64_t down = ceil_div(rows / 2, kTile), across = ceil_div(columns / 2, kTile);
+      return launch_kernel("copy", out.device(), transpose_pairs_kernel,
+                           grid_size("copy", in.size(0) * down * across), dim3(kTile, kTileRows),
+                           static_cast<const std::uint32_t*>(in.read()),
+                           static_cast<std::uint32_t*>(out.raw()), rows, columns, down, across);
+    }
+  }
   const std::int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
   launch_kernel("copy", out.device(), transpose_kernel<Bits>, grid_size("copy", in.size(0) * down * across),
                 dim3(kTile, kTileRows), static_cast<const Bits*>(in.read()), static_cast<Bits*>(out.raw()),

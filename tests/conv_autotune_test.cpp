@@ -209,7 +209,8 @@ TEST(ConvAutotune, ReadsEachAlgorithmThatIsTried) {
   for (const Algorithm algorithm :
        {Algorithm::reference, Algorithm::matrix, Algorithm::columns, Algorithm::depthwise, Algorithm::direct,
         Algorithm::thin, Algorithm::strip, Algorithm::simt, Algorithm::tensor, Algorithm::wgmma,
-        Algorithm::windows, Algorithm::boxes, Algorithm::halves, Algorithm::gathered, Algorithm::rows}) {
+        Algorithm::windows, Algorithm::boxes, Algorithm::halves, Algorithm::gathered, Algorithm::rows,
+        Algorithm::channels_last}) {
     const TemporaryFolder folder;
     const std::string path = folder / "choices";
     {

@@ -230,8 +230,8 @@ TEST(ConvAlgorithms, UnknownOnesAreNamed) {
   EXPECT_EQ(error_of([] { (void)parse_conv_algorithm("fast"); }),
             "conv algorithm: \"fast\" is unknown; legal are automatic, reference, planes, windows, winograd, "
             "in_place, "
-            "matrix, columns, depthwise, direct, thin, strip, simt, tensor, wgmma, boxes, halves, gathered "
-            "and rows");
+            "matrix, columns, depthwise, direct, thin, strip, simt, tensor, wgmma, boxes, halves, gathered, "
+            "rows and channels_last");
 }
 
 }  // namespace

@@ -63,12 +63,14 @@ void for_each_algorithm(F f) {
        {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
         ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
         ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::windows, ConvAlgorithm::boxes,
-        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::automatic}) {
+        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::channels_last,
+        ConvAlgorithm::automatic}) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||
                               algorithm == ConvAlgorithm::tensor || algorithm == ConvAlgorithm::wgmma ||
-                              is_way_of_wgmma(algorithm) || algorithm == ConvAlgorithm::automatic;
+                              is_way_of_wgmma(algorithm) || algorithm == ConvAlgorithm::channels_last ||
+                              algorithm == ConvAlgorithm::automatic;
       if (precision == Precision::high && !multiplies) continue;
       if (only != nullptr && algorithm != parse_conv_algorithm(only)) continue;
       set_conv_algorithm(algorithm);

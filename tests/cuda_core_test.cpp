@@ -81,8 +81,8 @@ TEST_F(CudaCore, ConvertsAsTheCpuDoes) {
 }
 
 TEST_F(CudaCore, ChangesLayouts) {
-  for (const Shape& shape :
-       {Shape{2, 3, 5, 7}, Shape{3, 64, 33, 31}, Shape{1, 1, 4, 4}, Shape{5, 130, 1, 1}}) {
+  for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{3, 64, 33, 31}, Shape{3, 70, 18, 11}, Shape{1, 1, 4, 4},
+                             Shape{5, 130, 1, 1}}) {
     for (DType dtype : kAllTypes) {
       SCOPED_TRACE(concat(dtype, " ", shape));
       const Tensor x = random_tensor(shape, {dtype}, 0, 200), there = x.to(kCuda);

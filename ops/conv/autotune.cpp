@@ -83,7 +83,7 @@ std::pair<std::string, ConvTuner::Choice> parse_line(std::string_view line) {
   const std::string_view algorithm = f[7].substr(0, name);
   check_word("algorithm", algorithm,
              {"reference", "matrix", "columns", "depthwise", "direct", "thin", "strip", "simt", "tensor",
-              "wgmma", "windows", "boxes", "halves", "gathered", "rows"});
+              "wgmma", "windows", "boxes", "halves", "gathered", "rows", "channels_last"});
   const ConvTiling tiling = name < f[7].size() ? ConvTiling::parse(f[7].substr(name + 1)) : ConvTiling();
   return {std::string(line.substr(0, question)),
           {{parse_conv_algorithm(algorithm), tiling}, parse_time(f[8]), parse_time(f[9])}};

@@ -29,7 +29,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::winograd,  ConvAlgorithm::in_place,  ConvAlgorithm::matrix, ConvAlgorithm::columns,
     ConvAlgorithm::depthwise, ConvAlgorithm::direct,    ConvAlgorithm::thin,   ConvAlgorithm::strip,
     ConvAlgorithm::simt,      ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,  ConvAlgorithm::boxes,
-    ConvAlgorithm::halves,    ConvAlgorithm::gathered,  ConvAlgorithm::rows};
+    ConvAlgorithm::halves,    ConvAlgorithm::gathered,  ConvAlgorithm::rows,   ConvAlgorithm::channels_last};
 
 std::atomic<int> forced{-1};  // a ConvAlgorithm, or -1: as the environment says
 thread_local std::optional<ConvCandidate> forced_here;
@@ -79,6 +79,8 @@ std::string to_string(ConvAlgorithm algorithm) {
       return "gathered";
     case ConvAlgorithm::rows:
       return "rows";
+    case ConvAlgorithm::channels_last:
+      return "channels_last";
     case ConvAlgorithm::automatic:
       break;
   }

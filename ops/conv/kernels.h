@@ -42,11 +42,13 @@
 //   columns      few channels on one side: matrix products with all taps by matmul(), which are added up then
 //                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
 //                (columns_gathered.cu).
+//   channels_last forward in nchw, where results of phases would be written in parts of short rows: as for
+//                images with their channels last, which are copied before and after.
 // What matrix products of little work, depthwise or direct kernels of groups of one channel, and those of
 // some thin layers (thin.cu), or thin ones beside these, are made for, they compute. Else the times of wgmma,
-// tensor, strip, direct, depthwise, columns and thin are estimated (gpu_estimate.h); float64 takes direct or
-// simt. Some layers take what was the fastest when they were measured (shipped_choices.h), and if wanted,
-// what can compute a call is measured instead (autotune.h).
+// tensor, strip, direct, depthwise, columns, thin and channels_last are estimated (gpu_estimate.h); float64
+// takes direct or simt. Some layers take what was the fastest when they were measured (shipped_choices.h),
+// and if wanted, what can compute a call is measured instead (autotune.h).
 //
 // The layer before may leave its end to these (ops/prologue.h): on a GPU, thin products and boxes of copied
 // images normalise and rectify x as they read it, forward and in the weight's gradient, which takes them in
@@ -56,7 +58,7 @@
 // and their gradients forces kernels: `reference`; on the CPU `planes` wherever tensors are nchw, `in_place`,
 // `depthwise` and `winograd` wherever these can, `windows`, which is none of these; on a GPU `matrix`,
 // `columns`, `depthwise`, `direct`, `thin`, `strip`, `simt`, `tensor`, `wgmma`, `windows`, `boxes`,
-// `halves`, `gathered` and `rows`.
+// `halves`, `gathered`, `rows` and `channels_last`.
 // What a device does not have, or what cannot compute a call, counts as `automatic`; without Hopper's
 // instructions wgmma and its ways count as `tensor`.
 #pragma once
@@ -90,7 +92,8 @@ enum class ConvAlgorithm : std::uint8_t {
   boxes,
   halves,
   gathered,
-  rows
+  rows,
+  channels_last
 };
 
 /// Which kernels the convolution family uses from now on, in every thread. The default is `automatic`, or

@@ -6,6 +6,8 @@
 // images came one after another: the same name may mean other tiles of small images now.
 // Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner, as an
 // H200 did.
+// Of dcgan2 to dcgan4, vae1 and vae2 forward and input gradient were measured anew on an H200 when a block's
+// only tile had no lead (box_choice.h) any more.
 #pragma once
 
 #include <string_view>
@@ -89,11 +91,9 @@ NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1230.688	1416.928
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.8.16.16.0	5679.232	6301.984
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.2.1.8.16.16.0	2432.16	2791.296
-NVIDIA H200	forward	bfloat16	highest	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.0.2.3.144.1.0.0	30.073	32.452
-NVIDIA H200	forward	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.7.128.2.0.0	26.474	27.475
+NVIDIA H200	forward	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.7.128.2.0.0	25.171	26.08
 NVIDIA H200	forward	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	860.576	971.744
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	16.838	18.666
-NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.0.1.0.128.1.1.0	6.581	6.878
+NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	16.108	17.762
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	170.56	229.536
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	340.256	356.992
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.240.1.1.0	205.92	230.144
@@ -105,23 +105,24 @@ NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	171.584	229.76
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	347.168	363.264
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.240.1.0.0	205.888	234.432
-NVIDIA H200	forward	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.7.128.2.0.0	33.384	36.745
+NVIDIA H200	forward	float32	high	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.0.1.7.160.1.0.0	43.413	45.557
+NVIDIA H200	forward	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.7.128.2.0.0	33.38	36.864
 NVIDIA H200	forward	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.0.2.3.144.1.0.0	998.752	1086.208
 NVIDIA H200	forward	float32	high	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.6.224.1.0.0	503.648	579.104
 NVIDIA H200	forward	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.0.1.3.256.1.1.0	2010.144	2291.104
-NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	36.251	42.165
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	34.668	39.369
+NVIDIA H200	forward	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.0.128.2.0.0	30.062	31.833
 NVIDIA H200	forward	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	halves	252	260.64
 NVIDIA H200	forward	float32	high	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.224.1.1.0	364.8	377.792
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1161.12	1220.224
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.0.1.6.96.1.0.0	845.4	937
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	25.971	27.73
-NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.831	33.18
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	23.247	25.763
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.124	31.852
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.224.1.0.0	390.4	418.56
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1416.672	1660.544
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	566.464	606.496
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.256.1.1.0	16.657	18.302
-NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.1.0.1.0.224.1.1.0	9.352	9.651
+NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	15.528	17.296
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.352	49.824
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	341.952	356.864
 NVIDIA H200	input_gradient	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	196.576	231.072
@@ -135,18 +136,15 @@ NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 1
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.32	50.048
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	345.952	364.64
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	199.552	233.728
-NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.3.128.2.0.0	34.4	36.128
-NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.160.1.1.0	36.398	38.345
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.3.128.2.0.0	32.516	34.728
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.160.1.1.0	36.379	38.213
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.1.1.2.208.2.0.0	991.264	1031.968
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.3.256.1.0.0	2009.344	2171.104
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	27.879	35.456
-NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.256.2.0.0	33.852	35.822
+NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	25.958	29.739
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.408	92.277
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves	613.7	678
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1802.56	1873.28
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.64.1.0.0	60.92	65.016
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.1.0.1.3.128.1.0.0	24.486	28.58
-NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves	18.638	20.797
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.64.1.0.0	60.728	65.944
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.495	14.573
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.467	22.705

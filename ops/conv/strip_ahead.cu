@@ -97,14 +97,12 @@ __global__ void __launch_bounds__(Ahead::kAllThreads, 1)
   const std::int64_t to_next = static_cast<std::int64_t>(plan.from_channels) * plan.kernel_h * plan.kernel_w;
   for (int e = thread; e < chunks * of_chunk * all_n; e += Ahead::kMultiplying) {
     const int octet = e / (chunks * of_chunk), of_all = e - octet * (chunks * of_chunk),
-              tap = of_all / of_octet, k = of_all - tap * of_octet, chunk = tap / slots,
-              first = octet * 8;
+              tap = of_all / of_octet, k = of_all - tap * of_octet, chunk = tap / slots, first = octet * 8;
     const std::int64_t at = p.row_weight(group, chunk, tap - chunk * slots, k, 0);
     const T* const w = static_cast<const T*>(call.w) + at + first * to_next;
     T of_x[8];
 #pragma unroll
-    for (int m = 0; m < 8; ++m)
-      of_x[m] = at >= 0 && first + m < channels ? w[m * to_next] : convert<T>(0.0f);
+    for (int m = 0; m < 8; ++m) of_x[m] = at >= 0 && first + m < channels ? w[m * to_next] : convert<T>(0.0f);
     const int step = k / kStep;
     typename P::Stored* const to =
         weights + tap * of_tap + (step / P::kSteps * all_n + octet) * 32 + k % (kStep / 2);
