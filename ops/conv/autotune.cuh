@@ -24,7 +24,7 @@ std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, conv_es
                                        DType dtype, Layout x, Layout y, Device device);
 
 /// What can compute a call in ways that differ, the estimated choice first, tilings that are estimated to be
-/// nearly as fast last; as ConvAlgorithmScope forces them. (dispatch.cu)
+/// nearly as fast last; as ConvAlgorithmScope forces them. (gpu_choice.cu)
 std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
                                            const Tensor& x, const Tensor& y);
 

@@ -1,4 +1,4 @@
-// About how long each algorithm of a GPU takes for a call, to choose among them (dispatch.cu).
+// About how long each algorithm of a GPU takes for a call, to choose among them (gpu_choice.cu).
 //
 // An estimate is a sum of terms times factors: a term counts something that the algorithm does (bytes that
 // memory moves, products of whole tiles, turns of the thread blocks that run at once) in a unit of its own,

@@ -16,7 +16,7 @@
 // The last three are windows.cpp with weights packed as in pack.h; their weight gradients are
 // channelwise_weight_grad.cpp, or for both others weight_grad.cpp. Half types are computed in float32.
 //
-// On a GPU (dispatch.cu):
+// On a GPU (dispatch.cu, gpu_choice.cu):
 //   reference    as above, one thread a result. Also where sizes leave 32-bit arithmetic, or strides are
 //                above 8.
 //   tensor       matrix products of tiles on tensor cores (gemm_plan.h, gemm_tile.cuh): float32 by products
