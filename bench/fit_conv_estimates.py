@@ -35,6 +35,7 @@ FOR_DIRECT = "kb75,kb81,depthwise,dcgan1,dcgan2,dcgan3,dcgan4,dcgan5,vae1,vae2"
 FEW = 10  # layers, with which nothing is fitted
 FOLDS = 5
 NAMED = 6  # times as much count the layers of conv_shapes.h
+LAUNCH = 2  # microseconds, the least constant
 
 
 def computes(algorithm, kernel):
@@ -123,7 +124,7 @@ def fit(layers):
 
     starts = (numpy.full(terms.shape[1], math.log(part * numpy.median(times) / terms.shape[1])) for part in (0.3, 2))
     least = numpy.full(terms.shape[1], -16.0)
-    least[0] = math.log(2)  # microseconds of a launch
+    least[0] = math.log(LAUNCH)
     best = min((least_squares(residuals, numpy.maximum(start, least + 0.01), loss="soft_l1", f_scale=0.2, bounds=(least, 16))
                 for start in starts), key=lambda result: result.cost)
     factors = numpy.zeros(len(scale))
@@ -174,8 +175,12 @@ def refine(factors, calls):
         by_log = -(weights**0.5)[:, None] / kSharp * chosen * (slower - lost[:, None]) + of_error * error / root
         return total, ((by_log / estimates)[:, :, None] * parts).sum(axis=0)[used]
 
-    change = minimize(cost, numpy.zeros(used.sum()), jac=True, method="L-BFGS-B", options={"maxiter": 400}).x
+    least = numpy.full(start.shape, -math.inf)
+    least[:, 0] = math.log(LAUNCH) - numpy.log(start[:, 0])
+    change = minimize(cost, numpy.zeros(used.sum()), jac=True, method="L-BFGS-B", bounds=[(v, None) for v in least[used]],
+                      options={"maxiter": 400}).x
     start[used] *= numpy.exp(change)
+    start[start * terms.max(axis=0) < 0.01 * times.min(axis=0)[:, None]] = 0  # which matter nowhere
     return {a: numpy.trim_zeros(row, "b").tolist() for a, row in zip(names, start)}
 
 

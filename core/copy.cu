@@ -121,7 +121,10 @@ void transpose(const Tensor& in, const Tensor& out) {
   const bool to_nhwc = out.layout() == Layout::nhwc;
   const std::int64_t rows = to_nhwc ? channels : pixels, columns = to_nhwc ? pixels : channels;
   if constexpr (sizeof(Bits) == 2) {
-    if (rows % 2 == 0 && columns % 2 == 0 && is_aligned(in.read(), 1) && is_aligned(out.raw(), 1)) {
+    const auto are_words = [](const void* at) {
+      return reinterpret_cast<std::uintptr_t>(at) % sizeof(std::uint32_t) == 0;
+    };
+    if (rows % 2 == 0 && columns % 2 == 0 && are_words(in.read()) && are_words(out.raw())) {
       const std::int64_t down = ceil_div(rows / 2, kTile), across = ceil_div(columns / 2, kTile);
       return launch_kernel("copy", out.device(), transpose_pairs_kernel,
                            grid_size("copy", in.size(0) * down * across), dim3(kTile, kTileRows),

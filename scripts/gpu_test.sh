@@ -25,7 +25,7 @@ words=(cuda_core cuda_memory train_decoder_cuda cuda_conv captured_step cuda_tra
 binaries='' tests=. tools=memcheck,racecheck,initcheck,synccheck filter=. jobs=$(nproc) limit=240 budget=3600 known=''
 logs=build/gpu_test built=''
 # docs/sanitizers.md says what a sanitizer's runs leave out, and why.
-algorithms='wgmma automatic windows boxes halves gathered rows thin strip tensor simt direct reference depthwise matrix columns'
+algorithms='wgmma automatic windows boxes halves gathered rows channels_last thin strip tensor simt direct reference depthwise matrix columns'
 left_out='CudaLarge[.]|HundredReruns|Nanoseconds|NothingUnwritten|CudaConvExplain|CudaProfiler'
 not_seen='^initcheck .* (CudaReductions[.]MatrixProducts|CudaCapturedStep[.]Decoders[A-Za-z]*) |^racecheck .* CudaConvAutotune '
 # What these tests start has runs of its own: program, name, no algorithm, arguments.

@@ -133,6 +133,9 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
             ASSERT_EQ(choice.splits, 1);
           }
           ASSERT_LE(choice.lead, choice.weight_stages);
+          if (choice.tiles <= 132) {
+            ASSERT_LE(choice.lead, 1);
+          }
           for (int a = 0; a < p.h.phases * p.h.reads; ++a)
             for (int b = 0; b < p.w.phases * p.w.reads; b += p.joined) {
               const int of_box = p.taps(a, b) + (p.joined == 2 ? p.taps(a, b + 1) : 0);

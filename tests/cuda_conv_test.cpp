@@ -474,6 +474,11 @@ TEST_F(CudaConv, RowsAndPlanesAsTheyLieInMemory) {
       {ConvAlgorithm::strip, {2, 8, 7, 40}, {8, 250, 6, 4}, {{3, 5}, {3, 6}, {1, 1}, {1, 2}}},
       {ConvAlgorithm::strip, {2, 4, 13, 40}, {4, 128, 9, 7}, {.stride = {3, 5}, .groups = 2}},
       {ConvAlgorithm::strip, {2, 32, 5, 71}, {32, 132, 3, 3}, {.stride = 5}},
+      // Long rows of y that each meet one of x: few channels of x and two taps; groups, of which one has no
+      // whole eights, and fewer stages than warps that copy; two warps side by side.
+      {ConvAlgorithm::strip, {2, 16, 5, 600}, {16, 16, 2, 2}, {.stride = 2}},
+      {ConvAlgorithm::strip, {2, 40, 4, 260}, {40, 16, 3, 3}, {.stride = {3, 8}, .groups = 2}},
+      {ConvAlgorithm::strip, {2, 50, 4, 260}, {50, 32, 2, 2}, {.stride = {2, 8}}},
       {ConvAlgorithm::thin, {5, 64, 32, 32}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}},
       {ConvAlgorithm::thin, {3, 40, 61, 136}, {40, 3, 5, 5}, {.padding = 2}},
       {ConvAlgorithm::thin,

@@ -190,6 +190,7 @@ TEST_F(CudaNormalizedConv, OfKernelsWithoutPrologues) {
        {std::pair(ConvAlgorithm::windows, DType::float32),
         std::pair(ConvAlgorithm::gathered, DType::bfloat16), std::pair(ConvAlgorithm::simt, DType::float64),
         std::pair(ConvAlgorithm::direct, DType::float16),
+        std::pair(ConvAlgorithm::channels_last, DType::bfloat16),
         std::pair(ConvAlgorithm::reference, DType::float32)}) {
     set_conv_algorithm(algorithm);
     check_layer(layer, {"", dtype, Precision::highest, 0}, kOneOp);

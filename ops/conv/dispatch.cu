@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <tapedeck/core/precision.h>
+#include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
 #include <tapedeck/ops/conv2d.h>
 #include <tapedeck/ops/conv_transpose2d.h>
@@ -87,7 +88,6 @@ Tensor weight_for(ConvAlgorithm a, const Tensor& w) {
     case ConvAlgorithm::simt:
     case ConvAlgorithm::tensor:
     case ConvAlgorithm::wgmma:
-    case ConvAlgorithm::channels_last:
       return w;
     default:
       return w.to(Layout::nchw);
@@ -124,6 +124,7 @@ void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& input, con
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::forward, input, y).algorithm;
   const auto [x, prologue] = Operand(algorithm, g, ConvPass::forward, input, y.layout(), before, shared);
   if (algorithm == ConvAlgorithm::channels_last) {
+    const OperandCopies own;  // of copies that nobody reads again
     const bool copies = !has_same_order(g, false);
     const Tensor last =
         copies ? Tensor::empty(y.shape(), {y.dtype(), y.device(), Layout::nhwc}) : y.to(Layout::nhwc);

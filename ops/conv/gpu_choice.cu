@@ -64,10 +64,13 @@ struct Offer {
           depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to);
       if (strips) strip = strip_effort(g, transposed, dtype, x);
       thin = strips && thin_products_fit(g, transposed, dtype, x);
-      constexpr std::int64_t kMostCopied = std::int64_t{4} << 30;  // bytes of y, for as long as it is copied
-      channels_last = transposed && has_wgmma && tiles && x == Layout::nchw && y == Layout::nchw &&
-                      dtype != DType::float64 && g.n > 0 && !matrix &&
-                      g.y_shape().count() * static_cast<std::int64_t>(size_of(dtype)) <= kMostCopied;
+      constexpr std::int64_t kMostCopied = std::int64_t{4}
+                                           << 30;  // bytes of x and y, both of which are copied
+      channels_last =
+          transposed && has_wgmma && tiles && x == Layout::nchw && y == Layout::nchw &&
+          dtype != DType::float64 && g.n > 0 && !matrix &&
+          (g.x_shape().count() + g.y_shape().count()) * static_cast<std::int64_t>(size_of(dtype)) <=
+              kMostCopied;
     }
   }
   bool has(ConvAlgorithm a) const {
@@ -315,6 +318,8 @@ std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, Con
   };
   for (const ConvAlgorithm a : conv_estimate::kEstimated)
     if (offer.has(a)) least = std::min(least, estimated(a));
+  const double last = offer.channels_last ? by_channels_last(call, y.dtype()) : least;
+  least = std::min(least, last);
   const Factors factors = conv_estimate::operands_of(y.dtype());
   const bool transposed = pass == ConvPass::forward, of_weight = pass == ConvPass::weight_gradient;
   const Tensor &from = transposed ? x : y, &to = transposed ? y : x;
@@ -340,8 +345,9 @@ std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, Con
   }
   for (const ConvAlgorithm a :
        {ConvAlgorithm::windows, ConvAlgorithm::boxes, ConvAlgorithm::halves, ConvAlgorithm::gathered,
-        ConvAlgorithm::rows, ConvAlgorithm::matrix, ConvAlgorithm::simt, ConvAlgorithm::channels_last})
+        ConvAlgorithm::rows, ConvAlgorithm::matrix, ConvAlgorithm::simt})
     add(a);
+  if (offer.channels_last && last <= kHopeless * least) add(ConvAlgorithm::channels_last);
   if (offer.has(ConvAlgorithm::wgmma) && y.dtype() != DType::float64) {
     for (const ConvCandidate& c : of_weight ? tiled_weight_grads(g, factors)
                                             : tiled_maps(g, transposed, from.layout(), results, factors))

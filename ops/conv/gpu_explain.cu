@@ -47,7 +47,7 @@ struct Variants {
                              : std::nullopt;
       const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
       const ConvChoice inner = last.of_map(
-          known_choice(g, ConvPass::forward, dtype, Layout::nhwc, Layout::nhwc, has_wgmma), true, shared);
+          known_choice(g, ConvPass::forward, dtype, Layout::nhwc, Layout::nhwc, has_wgmma), true, false);
       const std::int64_t copied = (has_same_order(g, true) ? 0 : g.x_shape().count()) +
                                   (has_same_order(g, false) ? 0 : g.y_shape().count());
       return {to_string(c.algorithm), c.reason, to_string(inner),

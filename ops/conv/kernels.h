@@ -43,7 +43,8 @@
 //                (columns.cu); or, gradients in nchw, with what all taps read, which is gathered before
 //                (columns_gathered.cu).
 //   channels_last forward in nchw, where results of phases would be written in parts of short rows: as for
-//                images with their channels last, which are copied before and after.
+//                images with their channels last, which are copied before and after. (What the layer before
+//                left to it, ops/prologue.h, is done before that.)
 // What matrix products of little work, depthwise or direct kernels of groups of one channel, and those of
 // some thin layers (thin.cu), or thin ones beside these, are made for, they compute. Else the times of wgmma,
 // tensor, strip, direct, depthwise, columns, thin and channels_last are estimated (gpu_estimate.h); float64

@@ -11,11 +11,13 @@
 //
 // A row's ends, which are no copies of 16 bytes, are words that lanes of the warp copy.
 //
-// On an H200 kb81 of bench/compare_gpu.py takes 0.150, 0.150 and 0.090 ms in float32, TF32 and bfloat16, 83,
-// 83 and 70% of a copy's bandwidth for the rows that are read, and 0.22, 0.22 and 0.12 in strip_plain.cu:
-// there a block waits for copies that begin when the stage before is multiplied, two of 62 KB in float32;
-// here 100 KB and more are on their way. Without products it takes 0.147 and 0.088, without reading 0.114,
-// 0.081 and 0.059.
+// On an H200 kb81 of bench/compare_gpu.py takes 0.141, 0.142 and 0.079 ms in float32, TF32 and bfloat16, 83,
+// 83 and 74% of the 4.27 TB/s of a copy for the rows that are read, and 0.22, 0.22 and 0.12 in
+// strip_plain.cu: there a block waits for copies that begin when the stage before is multiplied, two of 62 KB
+// in float32; here 100 KB and more are on their way. Copies of these rows alone, by four warps, take 0.121
+// and 0.062. Weights that each thread looked for where a product has them, in 32 lines of memory for a load,
+// took 0.011 and 0.013 ms more. Four warps that copy for each team, one arrival at a barrier for a warp, and
+// one for all of a stage's copies make no difference.
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/strip.cuh>
 #include <tapedeck/ops/conv/strip_tile.cuh>
@@ -92,14 +94,15 @@ __global__ void __launch_bounds__(Ahead::kAllThreads, 1)
   const int channels = plan.to_channels, channel = group * channels;
   for (int e = thread; e < steps * kStep; e += Ahead::kMultiplying)
     offsets[e] = p.row_offset(p.element_of(e / kStep, e % kStep / 2, e % 2)) * p.bytes;
-  // Neighbouring threads have neighbouring channels of y, a thread eight of x: in memory these are far apart.
+  // Neighbouring threads have neighbouring channels of y, which are a few taps apart in memory, and a thread
+  // eight of x, which are all channels of y apart.
   const int of_octet = steps * kStep, of_chunk = slots * of_octet;
   const std::int64_t to_next = static_cast<std::int64_t>(plan.from_channels) * plan.kernel_h * plan.kernel_w;
   for (int e = thread; e < chunks * of_chunk * all_n; e += Ahead::kMultiplying) {
     const int octet = e / (chunks * of_chunk), of_all = e - octet * (chunks * of_chunk),
               tap = of_all / of_octet, k = of_all - tap * of_octet, chunk = tap / slots, first = octet * 8;
     const std::int64_t at = p.row_weight(group, chunk, tap - chunk * slots, k, 0);
-    const T* const w = static_cast<const T*>(call.w) + at + first * to_next;
+    const T* const w = static_cast<const T*>(call.w) + max(at, std::int64_t{0}) + first * to_next;
     T of_x[8];
 #pragma unroll
     for (int m = 0; m < 8; ++m) of_x[m] = at >= 0 && first + m < channels ? w[m * to_next] : convert<T>(0.0f);

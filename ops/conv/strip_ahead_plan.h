@@ -100,7 +100,7 @@ struct Ahead {
 /// A warp has kWarpPixels of a unit.
 struct AheadWeightGrad {
   static constexpr int kChannels = 2 * kStep, kMostStages = 10, kWarpPixels = 2 * kStep;
-  static constexpr int kCopying = 4;  // warps that copy in turn, a warpgroup; no more than there are stages
+  static constexpr int kCopying = 4;  // warps that copy in turn, a warpgroup
   static constexpr int kAllThreads = kThreads + kCopying * 32;
 
   /// `y_copy`, `x_copy`: bytes to which rows are aligned. Nothing fits where there are no stages.
@@ -143,7 +143,8 @@ struct AheadWeightGrad {
   int x_shifts = 0, x_copies = 0, x_pitch = 0, x_channels = 0;
   Divider by_x_channels;
   int m = 0;  // 16 channels of x
-  int y_blocks = 0, units = 0, splits = 0, stages = 0, stage_bytes = 0, copying = 0;
+  int y_blocks = 0, units = 0, splits = 0, stages = 0, stage_bytes = 0;
+  int copying = 0;  // warps that copy, no more than there are stages
 };
 
 }  // namespace tapedeck::conv_strip

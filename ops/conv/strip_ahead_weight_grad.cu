@@ -5,17 +5,19 @@
 //
 // A block has some channels of y, and sums of all their weights in registers. Some warps bring rows to a ring
 // of stages, as far ahead as there is room: a row of x of all channels, then rows of y that taps along h
-// bring to it. Eight warps have 16 pixels of the row each; what they load of x stays in
-// registers while stages of y come and go:
+// bring to it. Eight warps have 16 pixels of the row each; what they load of x stays in registers while
+// stages of y come and go:
 //
 //   rows ci of 16:     x[ci][pixel]                          of a unit loaded once
 //   columns co of 8:   y[co][window of the tap + pixel]      `stride` apart
 //
 // Sums of warps are added in order, and so are the blocks', by a second kernel.
 //
-// On an H200 kb81 of bench/compare_gpu.py takes 0.158, 0.162 and 0.111 ms in float32, TF32 and bfloat16, and
-// 0.27, 0.23 and 0.15 in strip_weight_grad.cu. Without products it takes 0.159, 0.158 and 0.095: reading
-// bounds it. Of 2x2 taps, stride 2, it takes 0.94 of that kernel's time in float32, 1.08 in TF32.
+// On an H200 kb81 of bench/compare_gpu.py takes 0.149, 0.153 and 0.086 ms in float32, TF32 and bfloat16, and
+// 0.27, 0.23 and 0.15 in strip_weight_grad.cu. Copies of y's rows alone take 0.121 and 0.062. What mattered:
+// stages of 16 channels of y, as to begin one takes a warp that copies some thousand clocks (of 8 channels,
+// and with sums added warp by warp, 0.109 ms in bfloat16). Of 2x2 taps, stride 2, it took 0.94 of that
+// kernel's time in float32 then, 1.08 in TF32.
 #include <tapedeck/core/launch_kernel.cuh>
 #include <tapedeck/ops/conv/parts.cuh>
 #include <tapedeck/ops/conv/strip.cuh>

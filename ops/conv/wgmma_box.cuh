@@ -26,8 +26,8 @@
 // There is a thread block for each multiprocessor, and each takes every so many tiles. Two threads of two
 // warps bring boxes and two weights, or where boxes are made here one brings what they are made of and one
 // weights, through a ring each, as long as there are free stages: also while the others write results. One
-// warpgroup leads by some taps, so that it writes while the other one multiplies; with several parts
-// warpgroups take turns at the tensor cores.
+// warpgroup leads by some taps, so that it writes while the other one multiplies, or by one tap where a block
+// has one tile; with several parts warpgroups take turns at the tensor cores.
 //
 // But a lead lasts no longer than stages do: in the end both warpgroups write, and tensor cores wait. So
 // where there is one block of channels, warpgroups may have a tile each, in turns (BoxChoice::in_turns):
