@@ -16,7 +16,8 @@
 //
 // (Copies and packing that read before magnitudes are found (largest.cuh), of which the first waits for that
 // in the middle and raises a word for the others, took 1.3 us less to 5 us longer on an H200, on average of a
-// DCGAN's and a VAE's layers in TF32 and float32 1.01 times as long: packing began later than without.)
+// DCGAN's and a VAE's layers in TF32 and float32 1.01 times as long: packing began later than without.
+// Packing before the copy: 0.97 to 1.17 times as long, in bfloat16 1 to 1.17.)
 //
 // What they write is allocated before the first one is queued: memory that another thread frees later, on the
 // same stream, may still be in use.

@@ -7,7 +7,7 @@
 // Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner, as an
 // H200 did.
 // Of dcgan2 to dcgan4, vae1 and vae2 forward and input gradient were measured anew on an H200 when a block's
-// only tile had no lead (box_choice.h) any more.
+// only tile had no lead (box_choice.h) any more; kb69's of float32 by cuda_conv_bench --candidates.
 #pragma once
 
 #include <string_view>
@@ -114,6 +114,7 @@ NVIDIA H200	forward	float32	high	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 
 NVIDIA H200	forward	float32	high	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.0.128.2.0.0	30.062	31.833
 NVIDIA H200	forward	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	halves	252	260.64
 NVIDIA H200	forward	float32	high	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.224.1.1.0	364.8	377.792
+NVIDIA H200	forward	float32	highest	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	gathered	2646	2698
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1161.12	1220.224
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.0.1.6.96.1.0.0	845.4	937
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
@@ -145,6 +146,7 @@ NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	halves	613.7	678
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	boxes 1.1.0.1.0.256.1.1.0	1802.56	1873.28
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.3.64.1.0.0	60.728	65.944
+NVIDIA H200	input_gradient	float32	highest	nchw	nchw	64 64 128 1 128 130 3 1 0 1 256 260 5 1 0 1	gathered	2483	2724
 NVIDIA H200	input_gradient	float32	highest	nchw	nchw	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	gathered 2.2.0.1.5.128.1.0.4	1165.28	1225.984
 NVIDIA H200	weight_gradient	bfloat16	highest	nchw	nchw	128 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.2.7.7.8.0	12.495	14.573
 NVIDIA H200	weight_gradient	bfloat16	highest	nhwc	nhwc	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	boxes 1.1.1.1.8.16.16.0	21.467	22.705

@@ -10,11 +10,13 @@
 // A timeline (clocks of an H200, read in the kernel) showed that both warpgroups come to write at the same
 // time, 3,000 to 5,000 clocks a tile by loops of loads and stores, while tensor cores wait: stages are too
 // few for one to be half a tile ahead. Rows of pixels, with weights read as they lie, made layers in bfloat16
-// 1.05 to 1.3 times as fast. A loop of nchw is many small steps
-// (1,150 instructions a warp and tile, by a profile): twice as many rows at once in shared memory took 1 to
-// 1.11 times as long. Without what some calls do not need (adding where there is no bias, comparing channels
-// that all exist, copies of channels that there are none of), with channels last kb69 in bfloat16 took 0.95
-// of the time, and on average the forward of the benchmark's 17 layers 0.99.
+// 1.05 to 1.3 times as fast. In nchw what blocks that all write at once have to write is what bounds them
+// where they have one tile or two: in bfloat16 dcgan4's forward takes 6,000 clocks for 8.4 MB, and stores of
+// whole vectors by kernels of their own wrote 3.1 TB/s, of halves of sectors 1.5. A loop of nchw is many
+// small steps (1,150 instructions a warp and tile, by a profile): twice as many rows at once in shared memory
+// took 1 to 1.11 times as long. Without what some calls do not need (adding where there is no bias, comparing
+// channels that all exist, copies of channels that there are none of), with channels last kb69 in bfloat16
+// took 0.95 of the time, and on average the forward of the benchmark's 17 layers 0.99.
 #pragma once
 
 #include <tapedeck/ops/conv/wgmma_box_pixels.cuh>
