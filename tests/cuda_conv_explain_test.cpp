@@ -90,7 +90,8 @@ TEST(CudaConvExplain, TakesWhatIsFastestByFar) {
   // What memory bounds: 0.29, 0.25 and 0.24 ms by strips, twice and more by all others.
   const Layer bound{{16, 32, 128, 256}, {32, 16, 3, 5}, {{2, 3}, {1, 2}, 0, {2, 1}, 4}};
   EXPECT_EQ(kernels(bound, float32), "strip, strip, strip");
-  // Rows that are no whole vectors: 11 and 16 us, others 21; the weight's gradient in float32 21, others 31.
+  // Rows that are no whole vectors: 11 and 16 us, others 21; the weight's gradient in float32 21, others 31
+  // (in bfloat16 13 and 15, which is not far).
   const Layer last{{64, 64, 30, 30}, {64, 3, 4, 4}};
   EXPECT_THAT(kernels(last, bfloat16), StartsWith("thin, thin, "));
   EXPECT_EQ(last.on(float32, nchw).weight_gradient.kernel, "thin");

@@ -200,8 +200,8 @@ TEST_F(CudaConvThin, HasTheAccuracyOfFloat32) {
   const auto exact = compute(Layout::nchw, [](const Tensor& t) { return t.to(DType::float64); });
   set_conv_algorithm(ConvAlgorithm::thin);
   for (Layout layout : {Layout::nchw, Layout::nhwc}) {
-    EXPECT_EQ(cu::explain_on(g, DType::float32, layout, true).forward.variant,
-              layout == Layout::nchw ? "bands of rows" : "");
+    EXPECT_EQ(to_string(cu::explain_on(g, DType::float32, layout, true).forward),
+              layout == Layout::nchw ? "thin (bands of rows)" : "thin");
     const auto got = compute(layout, [](const Tensor& t) { return t.to(kCuda); });
     for (std::size_t i = 0; i < exact.size(); ++i)
       EXPECT_LT(relative_error(got[i].to(DType::float64), exact[i]), 2.2e-7) << concat(layout, " ", i);

@@ -2,6 +2,8 @@
 // lie (ops/conv/wgmma_box_weight_grad.cuh, wgmma_row_weight_grad.cuh, wgmma_pairs.cu).
 #include "cuda_conv_boxes.h"
 
+#include <initializer_list>
+
 #include <tapedeck/ops/conv/explain.h>
 #include <tapedeck/ops/conv/pair_grad_plan.h>
 #include <tapedeck/ops/conv/row_grad_plan.h>
@@ -30,12 +32,27 @@ struct Tensors {
 constexpr Tensors kTensors[] = {
     {DType::bfloat16, 0}, {DType::bfloat16, 3}, {DType::float16, 0}, {DType::float32, 0}};
 
-/// Rows are what a weight's gradient takes if they are forced, and which ones.
-void expect_variant(const ConvTranspose2dGeometry& g, const Tensors& tensor, const char* variant) {
-  const ConvAlgorithmScope scope(ConvAlgorithm::rows);
-  set_float32_precision(tensor.precision());
-  EXPECT_EQ(explain(g, tensor.dtype, Layout::nchw, kCuda).weight_gradient.variant, variant);
-  set_float32_precision(Precision::highest);
+ConvTranspose2dGeometry geometry_of(const Layer& l) {
+  return conv_transpose2d_geometry(Tensor::empty(l.x),
+                                   Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}),
+                                   {}, l.options);
+}
+
+/// A layer's weight gradient over rows is that of `tensor`; `variant`: of rows, if these have a plan.
+void expect_rows_as_tensor(const Layer& l, const Tensors& tensor, const char* variant,
+                           std::initializer_list<Layout> of_weight) {
+  SCOPED_TRACE(concat(l.x, " to ", l.co, " ", tensor.dtype, " from ", tensor.first));
+  const ConvTranspose2dGeometry g = geometry_of(l);
+  if (variant != nullptr) {
+    const ConvAlgorithmScope scope(ConvAlgorithm::rows);
+    set_float32_precision(tensor.precision());
+    EXPECT_EQ(explain(g, tensor.dtype, Layout::nchw, kCuda).weight_gradient.variant, variant);
+    set_float32_precision(Precision::highest);
+  }
+  const Tensor x = tensor(l.x), gy = tensor(g.y_shape());
+  for (const Layout layout : of_weight)
+    expect_weight_grad_as_tensor(ConvAlgorithm::rows, tensor.precision(), x, gy, l.kernel, l.options, layout,
+                                 tensor.tolerance());
 }
 
 // Small images, several in a tile, also where taps of a row have boxes of their own; sums that blocks of a
@@ -61,10 +78,8 @@ TEST_F(CudaConvWeightGrad, WeightGradientsOfSmallImages) {
           const auto tensor = [&](const Shape& shape) {
             return randn(shape).to(layout).to(kCuda).to(way.dtype);
           };
-          const Tensor x = tensor(l.x),
-                       w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
-                                         {way.dtype, kCuda});
-          const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
+          const Tensor x = tensor(l.x);
+          const auto g = geometry_of(l);
           const int parts = way.precision == Precision::highest && way.dtype == DType::float32 ? 2 : 1;
           // What is estimated to be the fastest, and what seldom is.
           std::vector<ConvTiling> tilings(1);
@@ -127,27 +142,16 @@ TEST_F(CudaConvWeightGrad, RowsAsTheyLie) {
                          Layer{{4, 64, 1, 128}, 64, 3, {.padding = 1}},
                          Layer{{40, 64, 2, 64}, 64, 3, {}}}) {
     for (const Tensors& tensor : kTensors) {
+      const bool is_float = tensor.dtype == DType::float32,
+                 exists = conv_gemm::row_grad_plan(geometry_of(l), is_float).exists();
+      EXPECT_TRUE(exists || is_float) << "float32 needs more room";
+      of_floats += exists && is_float ? 1 : 0;
       if (!share.takes_next()) continue;
-      const DType dtype = tensor.dtype;
-      SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " from ", tensor.first));
-      const Tensor x = tensor(l.x),
-                   w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
-                                     {dtype, kCuda});
-      const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
-      const bool is_float = dtype == DType::float32;
-      if (conv_gemm::row_grad_plan(g, is_float).exists()) {
-        of_floats += is_float ? 1 : 0;
-        expect_variant(g, tensor, is_float ? "rows as they lie, of scaled halves" : "rows as they lie");
-      } else {
-        EXPECT_TRUE(is_float) << "float32 needs more room";
-      }
-      expect_weight_grad_as_tensor(ConvAlgorithm::rows, tensor.precision(), x, tensor(g.y_shape()), l.kernel,
-                                   l.options, Layout::nchw, tensor.tolerance());
+      const char* const variant = is_float ? "rows as they lie, of scaled halves" : "rows as they lie";
+      expect_rows_as_tensor(l, tensor, exists ? variant : nullptr, {Layout::nchw});
     }
   }
-  if (test_share() == 1) {
-    EXPECT_GT(of_floats, 15);
-  }
+  EXPECT_GT(of_floats, 15);
 }
 
 // The same of stride 2 along w, of 16 bits and of float32: one to eight columns of kernels, that begin at
@@ -181,26 +185,16 @@ TEST_F(CudaConvWeightGrad, PairsAsTheyLie) {
         Layer{{2, 40, 11, 16}, 24, {3, 4}, {{3, 2}, {1, 1}, {0, 0}, {2, 1}}},
         Layer{{2, 40, 11, 16}, 24, {4, 1}, {{1, 2}, {1, 0}, {0, 1}, {1, 1}}}}) {
     for (const Tensors& tensor : kTensors) {
+      const bool exists =
+          conv_gemm::pair_grad_plan(geometry_of(l), static_cast<int>(size_of(tensor.dtype))).exists();
+      (tensor.dtype == DType::float32 ? of_floats : of_halves) += exists ? 1 : 0;
       if (!share.takes_next()) continue;
-      const DType dtype = tensor.dtype;
-      SCOPED_TRACE(concat(l.x, " to ", l.co, " ", dtype, " from ", tensor.first));
-      const Tensor x = tensor(l.x),
-                   w = Tensor::empty({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w},
-                                     {dtype, kCuda});
-      const auto g = conv_transpose2d_geometry(x, w, {}, l.options);
-      if (conv_gemm::pair_grad_plan(g, static_cast<int>(size_of(dtype))).exists()) {
-        ++(dtype == DType::float32 ? of_floats : of_halves);
-        expect_variant(g, tensor, "rows as they lie, pairs of columns");
-      }
-      for (const Layout of_weight : {Layout::nchw, Layout::nhwc})
-        expect_weight_grad_as_tensor(ConvAlgorithm::rows, tensor.precision(), x, tensor(g.y_shape()),
-                                     l.kernel, l.options, of_weight, tensor.tolerance());
+      expect_rows_as_tensor(l, tensor, exists ? "rows as they lie, pairs of columns" : nullptr,
+                            {Layout::nchw, Layout::nhwc});
     }
   }
-  if (test_share() == 1) {
-    EXPECT_EQ(of_floats, 20);
-    EXPECT_EQ(of_halves, 3 * 17);
-  }
+  EXPECT_EQ(of_floats, 20);
+  EXPECT_EQ(of_halves, 3 * 17);
 }
 
 }  // namespace

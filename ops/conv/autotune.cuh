@@ -6,6 +6,7 @@
 
 #include <tapedeck/core/tensor.h>
 #include <tapedeck/ops/conv/gpu_estimate.h>
+#include <tapedeck/ops/conv/kernels.h>
 #include <tapedeck/ops/conv/tuner.h>
 
 namespace tapedeck::cu {
@@ -22,6 +23,20 @@ struct KnownChoice : ConvTuner::Choice {
 };
 std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass,
                                        DType dtype, Layout x, Layout y, Device device);
+/// Lets the thread's known_choice() be what a call takes without a trial, for images of one layout, on a
+/// device if there is one.
+class KnownChoiceScope {
+ public:
+  KnownChoiceScope(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass pass, DType dtype, Layout layout,
+                   std::optional<Device> device)
+      : known(device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt),
+        scope_(known ? std::optional<ConvCandidate>(known->candidate) : std::nullopt) {}
+
+  const std::optional<KnownChoice> known;
+
+ private:
+  ConvAlgorithmScope scope_;
+};
 
 /// What can compute a call in ways that differ, the estimated choice first, tilings that are estimated to be
 /// nearly as fast last; as ConvAlgorithmScope forces them. (gpu_choice.cu)

@@ -296,9 +296,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     boxes += of_phase * p.chunks;
   }
   boxes = std::max(boxes, p.phases() * p.chunks);
-  // No warpgroup may wait for a stage that the other one has not begun with. Of a block's only tile nothing is
-  // multiplied while results are written, so there a lead is time in which one waits. (With one tap layers of
-  // a DCGAN and a VAE took 0.92 to 1 of the time on an H200.)
+  // No warpgroup may wait for a stage that the other one has not begun with. Of a block's only tile nothing
+  // is multiplied while results are written, so there a lead is time in which one waits. (With one tap layers
+  // of a DCGAN and a VAE took 0.92 to 1 of the time on an H200.)
   c.lead = in_turns ? 0 : c.tiles <= 132 ? 1 : std::min(c.weight_stages, c.box_stages * least_taps);
   // Products of half as many places at once, as joined phases have, take longer than half.
   const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;

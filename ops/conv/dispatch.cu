@@ -1,7 +1,4 @@
 // The convolution family on a GPU, by the kernels that kernels.h names.
-#include <optional>
-#include <utility>
-
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/operand_copies.h>
 #include <tapedeck/ops/conv/wgmma_choice.h>
@@ -108,8 +105,7 @@ bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is
   const Device device = x.device();
   const Layout layout = x.layout();
   const auto applied = [&](ConvPass pass) {
-    const auto known = known_tuned(g, pass, x.dtype(), layout, layout, device);
-    const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
+    const KnownChoiceScope scope(g, pass, x.dtype(), layout, device);
     const ConvTaken c = known_choice(g, pass, x.dtype(), layout, layout, conv_gemm::has_wgmma(device));
     return applies(
         c.algorithm, g, pass, x, layout, [&] { return is_bounded; }, false);

@@ -38,6 +38,7 @@ constexpr ConvTaken kGroupsOfOne{ConvAlgorithm::depthwise, "groups of one channe
     kOnePixel{ConvAlgorithm::matrix, "x is one pixel, and y of the kernel's size"},
     kNoImages{ConvAlgorithm::reference, "no images"},
     kNoTiles{ConvAlgorithm::reference, "sizes beyond 32-bit arithmetic, strides above 8, or too many groups"};
+
 /// Which algorithms can compute a call; of strips what they would do.
 struct Offer {
   Offer(const ConvCall& c, DType dtype, Layout x, Layout y, bool has_wgmma)
@@ -64,8 +65,8 @@ struct Offer {
           depthwise_fits(g, transposed, from, dtype) || depthwise_channels_last_fits(g, dtype, from, to);
       if (strips) strip = strip_effort(g, transposed, dtype, x);
       thin = strips && thin_products_fit(g, transposed, dtype, x);
-      constexpr std::int64_t kMostCopied = std::int64_t{4}
-                                           << 30;  // bytes of x and y, both of which are copied
+      // Bytes of x and y, both of which are copied.
+      constexpr auto kMostCopied = std::int64_t{4} << 30;
       channels_last =
           transposed && has_wgmma && tiles && x == Layout::nchw && y == Layout::nchw &&
           dtype != DType::float64 && g.n > 0 && !matrix &&

@@ -42,10 +42,7 @@ struct Variants {
     std::int64_t bytes = 0;
     if (c.algorithm == ConvAlgorithm::channels_last) {
       const Variants last{g, dtype, Layout::nhwc, has_wgmma, device};
-      const auto known = device
-                             ? known_tuned(g, ConvPass::forward, dtype, Layout::nhwc, Layout::nhwc, *device)
-                             : std::nullopt;
-      const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
+      const KnownChoiceScope scope(g, ConvPass::forward, dtype, Layout::nhwc, device);
       const ConvChoice inner = last.of_map(
           known_choice(g, ConvPass::forward, dtype, Layout::nhwc, Layout::nhwc, has_wgmma), true, false);
       const std::int64_t copied = (has_same_order(g, true) ? 0 : g.x_shape().count()) +
@@ -174,13 +171,12 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
   const Variants variants{g, dtype, layout, has_wgmma, device};
   const auto choice = [&](ConvPass pass) {
     const bool shared = shares_copy(g, dtype, layout, layout, has_wgmma);
-    const auto known = device ? known_tuned(g, pass, dtype, layout, layout, *device) : std::nullopt;
-    const ConvAlgorithmScope scope(known ? std::optional(known->candidate) : std::nullopt);
+    const KnownChoiceScope scope(g, pass, dtype, layout, device);
     const ConvTaken taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
     ConvChoice c = pass == ConvPass::weight_gradient
                        ? variants.of_weight_grad(taken)
                        : variants.of_map(taken, pass == ConvPass::forward, shared);
-    if (known) {
+    if (const auto& known = scope.known) {
       c.reason = concat(known->is_shipped ? "measured before: " : "measured: ", rounded(known->microseconds),
                         " microseconds");
       if (known->microseconds < known->estimated)

@@ -121,8 +121,8 @@ struct AheadWeightGrad {
     by_x_channels = Divider(x_channels);
     stage_bytes = std::max(p.slot_pitch, x_channels * x_pitch) * bytes;
     stages = std::min(kMostStages, (kMostShared - 1024) / stage_bytes);
-    const int sums =
-        kWarps * p.plan.kernel_h * p.plan.kernel_w * 2 * m * 4 * 32 * 4;  // bytes, where these were
+    // Bytes of all warps' sums, which are put where stages were.
+    const int sums = kWarps * p.plan.kernel_h * p.plan.kernel_w * 2 * m * 4 * 32 * 4;
     if (stages < 2 || stages * stage_bytes < sums) {
       stages = 0;
       return;

@@ -34,8 +34,8 @@ struct BoxArguments {
   int slices, slice;                         // of a box: tile.slices() and tile.slice()
   int blocks, tiles_block;                   // of channels: in a tile, 1 or 2; and tiles
   BoxWeights weights;
-  // Taps of its first tile that a warpgroup has multiplied when the other one begins, at least one unless they
-  // take turns.
+  // Taps of its first tile that a warpgroup has multiplied when the other one begins, at least one unless
+  // they take turns.
   int lead;
   int halves, half;        // of a tile's places, and where the second one begins, if there are two
   std::int8_t log_copies;  // of channel_copies()
