@@ -36,6 +36,26 @@ std::string choices(const ConvExplanation& e) {
   return concat(to_string(e.forward), ", ", to_string(e.input_gradient), ", ", to_string(e.weight_gradient));
 }
 
+TEST(CudaConvExplain, NoImagesAreNothingToForce) {
+  const Layer none{{0, 64, 8, 8}, {64, 64, 4, 4}};
+  for (const ConvAlgorithm a :
+       {ConvAlgorithm::automatic, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
+        ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
+        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::windows, ConvAlgorithm::boxes,
+        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::channels_last}) {
+    const ConvAlgorithmScope scope(a);
+    for (const DType dtype : {DType::float32, DType::bfloat16})
+      for (const Layout layout : {nchw, nhwc}) {
+        SCOPED_TRACE(concat(a, " ", dtype, " ", layout));
+        const ConvExplanation e = none.on(dtype, layout);
+        for (const ConvChoice& c : {e.forward, e.input_gradient, e.weight_gradient}) {
+          EXPECT_EQ(c.kernel, "reference");
+          EXPECT_EQ(c.reason, "no images");
+        }
+      }
+  }
+}
+
 TEST(CudaConvExplain, NamesWhatRuns) {
   const auto kernels = [](const Layer& layer, DType dtype, Layout layout, bool has_wgmma = true) {
     const ConvExplanation e = layer.on(dtype, layout, has_wgmma);

@@ -262,7 +262,7 @@ ConvTaken choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, L
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
   if (is_way_of_wgmma(a)) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
+  const bool known = g.n > 0 && (offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles));
   ConvTaken c = known ? ConvTaken{a, "forced"} : choose_freely(call, dtype, y, offer);
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
       dtype == DType::float64)
