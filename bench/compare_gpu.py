@@ -132,10 +132,11 @@ def main():
                         ["cmake", "--build", build, "--target", "cuda_conv_bench"]):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         args.bench = build / "bench/cuda_conv_bench"
-    what = ["--modes", args.modes, "--shapes", args.shapes]
+    if args.random and args.sets:
+        parser.error("--sets is a file of shapes in place of --random's")
+    what = ["--modes", args.modes, "--shapes", args.shapes, *(["--sets", args.sets] if args.sets else [])]
     if args.only_peer:
         effort = (0.3, 9, 0.01) if args.sets else (1, 30, 0.05)  # as cuda_conv_bench's
-        what += ["--sets", args.sets] if args.sets else []
         return peer(map(json.loads, run([args.bench, "--list", *what]).splitlines()), args.modes.split(","), effort)
     peers = what
     if args.random:
