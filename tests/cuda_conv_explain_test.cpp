@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include <tapedeck/core/precision.h>
 #include <tapedeck/ops/conv/kernels.h>
 
 #include "../bench/conv_shapes.h"
+#include "conv_checks.h"
+#include "conv_geometry.h"
 
 namespace tapedeck::test {
 namespace {
@@ -36,13 +39,38 @@ std::string choices(const ConvExplanation& e) {
   return concat(to_string(e.forward), ", ", to_string(e.input_gradient), ", ", to_string(e.weight_gradient));
 }
 
+constexpr ConvAlgorithm kAlgorithms[] = {
+    ConvAlgorithm::automatic,    ConvAlgorithm::reference, ConvAlgorithm::matrix,   ConvAlgorithm::columns,
+    ConvAlgorithm::depthwise,    ConvAlgorithm::direct,    ConvAlgorithm::thin,     ConvAlgorithm::strip,
+    ConvAlgorithm::simt,         ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,    ConvAlgorithm::windows,
+    ConvAlgorithm::boxes,        ConvAlgorithm::halves,    ConvAlgorithm::gathered, ConvAlgorithm::rows,
+    ConvAlgorithm::channels_last};
+
+// Whatever is forced, for layers of all kinds, with few elements and with none.
+TEST(CudaConvExplain, HasAnAnswerAtTheEdges) {
+  int answers = 0;
+  for (const ConvAlgorithm a : kAlgorithms) {
+    const ConvAlgorithmScope scope(a);
+    sweep(1, 100, 6, 3,
+          [&](const ConvCase& c, ConvRandom&, const TensorOptions& to) {
+            for (const bool has_wgmma : {false, true}) {
+              const ConvExplanation e =
+                  cu::explain_on(geometry_of(c), to.dtype, c.nhwc ? nhwc : nchw, has_wgmma);
+              for (const ConvChoice& choice : {e.forward, e.input_gradient, e.weight_gradient}) {
+                EXPECT_FALSE(choice.kernel.empty() || choice.reason.empty());
+                ++answers;
+              }
+            }
+          },
+          {DType::float32, DType::bfloat16, DType::float64});
+  }
+  EXPECT_EQ(answers, std::ssize(kAlgorithms) * 2 * 3 * (100 / kFewer));
+}
+
 TEST(CudaConvExplain, NoImagesAreNothingToForce) {
   const Layer none{{0, 64, 8, 8}, {64, 64, 4, 4}};
-  for (const ConvAlgorithm a :
-       {ConvAlgorithm::automatic, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
-        ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
-        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::windows, ConvAlgorithm::boxes,
-        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::channels_last}) {
+  for (const ConvAlgorithm a : kAlgorithms) {
+    if (a == ConvAlgorithm::reference) continue;
     const ConvAlgorithmScope scope(a);
     for (const DType dtype : {DType::float32, DType::bfloat16})
       for (const Layout layout : {nchw, nhwc}) {
