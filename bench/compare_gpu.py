@@ -125,6 +125,8 @@ def main():
     parser.add_argument("--sets", help="a file of shapes instead, as cuda_conv_bench reads it")
     parser.add_argument("--only-peer", action="store_true", help="PyTorch's times as JSON lines")
     args = parser.parse_args()
+    if args.random and args.sets:
+        parser.error("--sets is a file of shapes in place of --random's")
     if not args.bench:
         build = ROOT / "build/bench"
         for command in (["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DTAPEDECK_CUDA=ON",
@@ -132,8 +134,6 @@ def main():
                         ["cmake", "--build", build, "--target", "cuda_conv_bench"]):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         args.bench = build / "bench/cuda_conv_bench"
-    if args.random and args.sets:
-        parser.error("--sets is a file of shapes in place of --random's")
     what = ["--modes", args.modes, "--shapes", args.shapes, *(["--sets", args.sets] if args.sets else [])]
     if args.only_peer:
         effort = (0.3, 9, 0.01) if args.sets else (1, 30, 0.05)  # as cuda_conv_bench's
@@ -157,9 +157,9 @@ def main():
     tried = {}
     for mode in args.modes.split(",") if args.tune_slower else []:
         names = dict.fromkeys(shape for shape, of, _ in losers if of == mode)
-        which = ["--sets", written({name: sets[name] for name in names})] if args.random else ["--shapes", ",".join(names)]
+        which = ["--sets", written({name: sets[name] for name in names})] if args.random else [*what, "--shapes", ",".join(names)]
         if names:
-            tried.update(lines(run([args.bench, "--tune", "--modes", mode, *which]))[0])
+            tried.update(lines(run([args.bench, "--tune", *which, "--modes", mode]))[0])
     ratios, slow = {}, []
     print(f"{'shape':10} {'mode':8}" + "".join(f"{op:>9} ms  PyTorch  ratio" for op in OPS))
     for (shape, mode), r in ours.items():

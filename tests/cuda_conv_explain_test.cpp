@@ -46,41 +46,50 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     ConvAlgorithm::boxes,        ConvAlgorithm::halves,    ConvAlgorithm::gathered, ConvAlgorithm::rows,
     ConvAlgorithm::channels_last};
 
-// Whatever is forced, for layers of all kinds, with few elements and with none.
+// Whatever is forced, for random layers of few elements, some of them without images, and of some more
+// channels.
 TEST(CudaConvExplain, HasAnAnswerAtTheEdges) {
-  int answers = 0;
+  int answers = 0, empty = 0;
   for (const ConvAlgorithm a : kAlgorithms) {
     const ConvAlgorithmScope scope(a);
-    sweep(1, 100, 6, 3,
+    for (const std::int64_t unit : {1, 8}) {
+      sweep(
+          1, 110, 6, 3,
           [&](const ConvCase& c, ConvRandom&, const TensorOptions& to) {
-            for (const bool has_wgmma : {false, true}) {
-              const ConvExplanation e =
-                  cu::explain_on(geometry_of(c), to.dtype, c.nhwc ? nhwc : nchw, has_wgmma);
-              for (const ConvChoice& choice : {e.forward, e.input_gradient, e.weight_gradient}) {
-                EXPECT_FALSE(choice.kernel.empty() || choice.reason.empty());
-                ++answers;
+            empty += c.n == 0;
+            for (const Layout layout : {nchw, nhwc})
+              for (const bool has_wgmma : {false, true}) {
+                const ConvExplanation e = cu::explain_on(geometry_of(c), to.dtype, layout, has_wgmma);
+                for (const ConvChoice& choice : {e.forward, e.input_gradient, e.weight_gradient}) {
+                  EXPECT_FALSE(choice.kernel.empty() || choice.reason.empty());
+                  ++answers;
+                }
               }
-            }
           },
-          {DType::float32, DType::bfloat16, DType::float64});
+          {DType::float32, DType::bfloat16, DType::float64}, Device{}, unit);
+    }
   }
-  EXPECT_EQ(answers, std::ssize(kAlgorithms) * 2 * 3 * (100 / kFewer));
+  EXPECT_EQ(answers, std::ssize(kAlgorithms) * 2 * (110 / kFewer) * 2 * 2 * 3);
+  if (kFewer == 1) {
+    EXPECT_GT(empty, std::ssize(kAlgorithms));
+  }
 }
 
 TEST(CudaConvExplain, NoImagesAreNothingToForce) {
-  const Layer none{{0, 64, 8, 8}, {64, 64, 4, 4}};
-  for (const ConvAlgorithm a : kAlgorithms) {
-    if (a == ConvAlgorithm::reference) continue;
-    const ConvAlgorithmScope scope(a);
-    for (const DType dtype : {DType::float32, DType::bfloat16})
-      for (const Layout layout : {nchw, nhwc}) {
-        SCOPED_TRACE(concat(a, " ", dtype, " ", layout));
-        const ConvExplanation e = none.on(dtype, layout);
-        for (const ConvChoice& c : {e.forward, e.input_gradient, e.weight_gradient}) {
-          EXPECT_EQ(c.kernel, "reference");
-          EXPECT_EQ(c.reason, "no images");
+  for (const std::int64_t channels : {3, 64}) {
+    const Layer none{{0, 64, 8, 8}, {64, channels, 4, 4}};
+    for (const ConvAlgorithm a : kAlgorithms) {
+      const ConvAlgorithmScope scope(a);
+      for (const DType dtype : {DType::float32, DType::bfloat16})
+        for (const Layout layout : {nchw, nhwc}) {
+          SCOPED_TRACE(concat(a, " ", dtype, " ", layout, " ", channels));
+          const ConvExplanation e = none.on(dtype, layout);
+          for (const ConvChoice& c : {e.forward, e.input_gradient, e.weight_gradient}) {
+            EXPECT_EQ(c.kernel, "reference");
+            EXPECT_EQ(c.reason, "no images");
+          }
         }
-      }
+    }
   }
 }
 

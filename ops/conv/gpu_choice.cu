@@ -219,7 +219,6 @@ ConvTaken choose_freely(const ConvCall& c, DType dtype, Layout y, const Offer& o
   if (may_take && g.group_ci() == 1 && g.group_co() == 1)
     return prefers_direct(c, dtype, offer) ? kPlanesDoNotPay : kGroupsOfOne;
   if (offer.thin_direct) return offer.thin && prefers_thin(c, dtype, offer) ? kThin : kThinDirect;
-  if (g.n == 0) return kNoImages;
   if (!conv_gemm::fits(g)) return offer.depthwise ? kGroupsOfOne : kNoTiles;
   if (dtype == DType::float64) return choose_for_float64(c, offer);
   ConvTaken best{};
@@ -258,11 +257,12 @@ double by_channels_last(const ConvCall& c, DType dtype) {
 /// x and y of these layouts.
 ConvTaken choose(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype, Layout x, Layout y,
                  bool has_wgmma) {
+  if (g.n == 0) return kNoImages;
   const ConvCall call(g, pass, dtype, pass == ConvPass::input_gradient ? y : x);
   const Offer offer(call, dtype, x, y, has_wgmma);
   ConvAlgorithm a = conv_algorithm();
   if (is_way_of_wgmma(a)) a = ConvAlgorithm::wgmma;  // which asks again
-  const bool known = g.n > 0 && (offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles));
+  const bool known = offer.has(a) || (a == ConvAlgorithm::wgmma && offer.tiles);
   ConvTaken c = known ? ConvTaken{a, "forced"} : choose_freely(call, dtype, y, offer);
   if ((c.algorithm == ConvAlgorithm::tensor || c.algorithm == ConvAlgorithm::wgmma) &&
       dtype == DType::float64)
@@ -306,6 +306,7 @@ bool shares_copy(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor
 std::vector<ConvCandidate> conv_candidates(const ConvTranspose2dGeometry& g, ConvPass pass, const Tensor& x,
                                            const Tensor& y) {
   using namespace conv_gemm;
+  if (g.n == 0) return {kNoImages.algorithm};
   // Direct kernels take seconds for large layers. What has no estimate (too few were measured) is tried
   // anyway, and so is simt, which computes some weight gradients of float32 faster than all others.
   constexpr double kHopeless = 8;  // times the least estimate

@@ -41,15 +41,15 @@
 // long to write as products take; its input gradient took 2.8 ms, with 64 columns 2.1. So tiles end where
 // sectors do or, if rows begin anywhere, are wide (kPartClocks in box_choice.h).
 //
-// Copies of nchw images could be made beside products, which wait for bands of pixels: by 8 to 24
-// multiprocessors, from 64 channels of 32 or 64 pixels that the accelerator brings to such 128 bytes of a
-// pixel as it stores. In place of a copy before, with the best number for each of 42 cases (the seven largest
-// layers of bench/conv_shapes.h, float32 and TF32, all passes), they took 0.96 of the time by the geometric
-// mean, at least 0.82; in place of boxes that kernels make, hardly less. A multiprocessor copied 45 bytes a
-// clock, reading and writing (some 2.8 clocks for each 128 bytes that the accelerator brought or stored), or
-// 28 where threads loaded 16 bytes each; products that have to share memory and power with it took longer
-// than the multiprocessors that they lost say (kb57's forward in TF32: 2.57 ms with 24 of them, where the
-// copy alone takes these 1.7 and products alone take the others 1.7).
+// Tried and not kept: copies of nchw images that are made while products run. Of 8 to 24 multiprocessors that
+// only copy, each tells, band of pixels by band, what is there, and products wait for that. With the best
+// number for each of 42 cases (the seven largest layers of bench/conv_shapes.h, float32 and TF32, all passes)
+// they took 0.96 of the time with a copy before, by the geometric mean; beside the boxes that kernels make
+// themselves, as most of these layers' forward does, hardly anything was left of that. A multiprocessor
+// copied 45 bytes a clock, reading and writing: the accelerator takes some 2.8 clocks for each 128 bytes that
+// it brings or stores; threads that loaded 16 bytes each copied 28. And products took longer than the
+// multiprocessors that they lost say, as memory and power are shared: kb57's forward in TF32 took 2.57 ms
+// with 24 that copied, though the copy alone takes these 1.7, and products alone take the others 1.7.
 //
 // Boxes of nchw images may be made by two warps of the kernel, from pieces of rows that the accelerator
 // brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower: transposing loads of 16

@@ -83,13 +83,13 @@ Terms of_windows(const ConvCall& c, const Plan& p, const WindowsTile& tile, BoxR
   t[kOfAny + 3] = chunks / 10;
   t[kOfAny + 4] = turns * bm * tile.n / 1e5;
   t[kOfAny + 5] = written_in_parts(c, results);
-  // Memory seems to bring 64 bytes where a group has fewer, and once more for each group's tiles, unless all
-  // of the copy stays in the second-level cache (50 MB): 16 groups of 3 channels took twice as long as other
-  // terms say.
-  const std::int64_t of_group = count(p.from_channels * c.operands.element_bytes, 16) * 16,
-                     pixels = transposed ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out;
-  if (c.g.groups > 1 && of_group < 64 && c.g.n * pixels * c.g.groups * of_group > 50'000'000)
-    t[kOfAny + 6] = static_cast<double>(64 / of_group) * images_moved(c, transposed);
+  // Memory seems to bring 64 bytes of a pixel where a group has fewer, and again for each group's tiles,
+  // unless all of the copy stays in the second-level cache (50 MB): 16 groups of 3 channels took twice as
+  // long as other terms say.
+  const std::int64_t vectors = count(std::int64_t{p.from_channels} * c.operands.element_bytes, 16),
+                     pixels = c.g.n * (transposed ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out) * c.g.groups;
+  if (c.g.groups > 1 && vectors < 4 && pixels * vectors * 16 > 50'000'000)
+    t[kOfAny + 6] = conv_estimate::moved(static_cast<double>(pixels), 64);
   return t;
 }
 
