@@ -12,8 +12,7 @@
 #include <tapedeck/ops/conv/kernels.h>
 
 #include "../bench/conv_shapes.h"
-#include "conv_checks.h"
-#include "conv_geometry.h"
+#include "cuda_conv_support.h"
 
 namespace tapedeck::test {
 namespace {
@@ -39,18 +38,12 @@ std::string choices(const ConvExplanation& e) {
   return concat(to_string(e.forward), ", ", to_string(e.input_gradient), ", ", to_string(e.weight_gradient));
 }
 
-constexpr ConvAlgorithm kAlgorithms[] = {
-    ConvAlgorithm::automatic,    ConvAlgorithm::reference, ConvAlgorithm::matrix,   ConvAlgorithm::columns,
-    ConvAlgorithm::depthwise,    ConvAlgorithm::direct,    ConvAlgorithm::thin,     ConvAlgorithm::strip,
-    ConvAlgorithm::simt,         ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,    ConvAlgorithm::windows,
-    ConvAlgorithm::boxes,        ConvAlgorithm::halves,    ConvAlgorithm::gathered, ConvAlgorithm::rows,
-    ConvAlgorithm::channels_last};
-
 // Whatever is forced, for random layers of few elements, some of them without images, and of some more
 // channels.
 TEST(CudaConvExplain, HasAnAnswerAtTheEdges) {
   int answers = 0, empty = 0;
-  for (const ConvAlgorithm a : kAlgorithms) {
+  for (const ConvAlgorithm a : kGpuAlgorithms) {
+    SCOPED_TRACE(concat(a));
     const ConvAlgorithmScope scope(a);
     for (const std::int64_t unit : {1, 8}) {
       sweep(
@@ -69,16 +62,16 @@ TEST(CudaConvExplain, HasAnAnswerAtTheEdges) {
           {DType::float32, DType::bfloat16, DType::float64}, Device{}, unit);
     }
   }
-  EXPECT_EQ(answers, std::ssize(kAlgorithms) * 2 * (110 / kFewer) * 2 * 2 * 3);
+  EXPECT_EQ(answers, std::ssize(kGpuAlgorithms) * 2 * (110 / kFewer) * 2 * 2 * 3);
   if (kFewer == 1) {
-    EXPECT_GT(empty, std::ssize(kAlgorithms));
+    EXPECT_GT(empty, std::ssize(kGpuAlgorithms));
   }
 }
 
 TEST(CudaConvExplain, NoImagesAreNothingToForce) {
   for (const std::int64_t channels : {3, 64}) {
     const Layer none{{0, 64, 8, 8}, {64, channels, 4, 4}};
-    for (const ConvAlgorithm a : kAlgorithms) {
+    for (const ConvAlgorithm a : kGpuAlgorithms) {
       const ConvAlgorithmScope scope(a);
       for (const DType dtype : {DType::float32, DType::bfloat16})
         for (const Layout layout : {nchw, nhwc}) {

@@ -22,6 +22,14 @@ class CudaConvTest : public CudaTest {
   }
 };
 
+/// All that can be forced on a GPU.
+inline constexpr ConvAlgorithm kGpuAlgorithms[] = {
+    ConvAlgorithm::reference, ConvAlgorithm::matrix,   ConvAlgorithm::columns, ConvAlgorithm::depthwise,
+    ConvAlgorithm::direct,    ConvAlgorithm::thin,     ConvAlgorithm::strip,   ConvAlgorithm::simt,
+    ConvAlgorithm::tensor,    ConvAlgorithm::wgmma,    ConvAlgorithm::windows, ConvAlgorithm::boxes,
+    ConvAlgorithm::halves,    ConvAlgorithm::gathered, ConvAlgorithm::rows,    ConvAlgorithm::channels_last,
+    ConvAlgorithm::automatic};
+
 /// The root of the mean square of a - b in units of that of b, which parts of a that are wrong hardly change.
 inline double relative_error(const Tensor& a, const Tensor& b) {
   const auto x = a.to_vector<double>(), y = b.to_vector<double>();

@@ -59,12 +59,7 @@ bool is_of_share(const LayerCase& c, DType dtype, Layout layout) {
 template <class F>
 void for_each_algorithm(F f) {
   const char* const only = only_algorithm();
-  for (ConvAlgorithm algorithm :
-       {ConvAlgorithm::reference, ConvAlgorithm::matrix, ConvAlgorithm::columns, ConvAlgorithm::depthwise,
-        ConvAlgorithm::direct, ConvAlgorithm::thin, ConvAlgorithm::strip, ConvAlgorithm::simt,
-        ConvAlgorithm::tensor, ConvAlgorithm::wgmma, ConvAlgorithm::windows, ConvAlgorithm::boxes,
-        ConvAlgorithm::halves, ConvAlgorithm::gathered, ConvAlgorithm::rows, ConvAlgorithm::channels_last,
-        ConvAlgorithm::automatic}) {
+  for (const ConvAlgorithm algorithm : kGpuAlgorithms) {
     for (Precision precision : {Precision::highest, Precision::high}) {
       const bool multiplies = algorithm == ConvAlgorithm::matrix || algorithm == ConvAlgorithm::columns ||
                               algorithm == ConvAlgorithm::thin || algorithm == ConvAlgorithm::strip ||

@@ -110,7 +110,7 @@ bool applies_prologue(const ConvTranspose2dGeometry& g, const Tensor& x, bool is
     return applies(
         c.algorithm, g, pass, x, layout, [&] { return is_bounded; }, false);
   };
-  return g.n > 0 && applied(ConvPass::forward) && (!trains || applied(ConvPass::weight_gradient));
+  return applied(ConvPass::forward) && (!trains || applied(ConvPass::weight_gradient));
 }
 
 void conv_transpose2d(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& weight,

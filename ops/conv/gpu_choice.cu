@@ -69,7 +69,7 @@ struct Offer {
       constexpr auto kMostCopied = std::int64_t{4} << 30;
       channels_last =
           transposed && has_wgmma && tiles && x == Layout::nchw && y == Layout::nchw &&
-          dtype != DType::float64 && g.n > 0 && !matrix &&
+          dtype != DType::float64 && !matrix &&
           (g.x_shape().count() + g.y_shape().count()) * static_cast<std::int64_t>(size_of(dtype)) <=
               kMostCopied;
     }

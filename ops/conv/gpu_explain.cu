@@ -36,7 +36,6 @@ struct Variants {
   std::optional<Device> device;  // if there is one
 
   ConvChoice of_map(const ConvTaken& c, bool transposed, bool shared) const {
-    if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
     using namespace conv_gemm;
     std::string variant;
     std::int64_t bytes = 0;
@@ -92,7 +91,6 @@ struct Variants {
   }
 
   ConvChoice of_weight_grad(const ConvTaken& c) const {
-    if (g.n == 0) return {to_string(c.algorithm), c.reason, ""};
     using namespace conv_gemm;
     std::string variant;
     std::int64_t bytes = 0, splits = 0;  // of sums of the weight's size

@@ -44,12 +44,13 @@
 // Tried and not kept: copies of nchw images that are made while products run. Of 8 to 24 multiprocessors that
 // only copy, each tells, band of pixels by band, what is there, and products wait for that. With the best
 // number for each of 42 cases (the seven largest layers of bench/conv_shapes.h, float32 and TF32, all passes)
-// they took 0.96 of the time with a copy before, by the geometric mean; beside the boxes that kernels make
-// themselves, as most of these layers' forward does, hardly anything was left of that. A multiprocessor
+// they took 0.96 of the time with a copy before, by the geometric mean; where kernels make their boxes
+// themselves (forward of kb57, kb69 and kb78 in float32) 0.97 to 1.02 of that way's time. A multiprocessor
 // copied 45 bytes a clock, reading and writing: the accelerator takes some 2.8 clocks for each 128 bytes that
 // it brings or stores; threads that loaded 16 bytes each copied 28. And products took longer than the
-// multiprocessors that they lost say, as memory and power are shared: kb57's forward in TF32 took 2.57 ms
-// with 24 that copied, though the copy alone takes these 1.7, and products alone take the others 1.7.
+// multiprocessors that they lost say (perhaps since memory and power are shared): kb57's forward in TF32
+// took 2.57 ms with 24 that copied, though by its times with 8 and with 48 the copy takes these 1.7, and
+// products take the others 1.7.
 //
 // Boxes of nchw images may be made by two warps of the kernel, from pieces of rows that the accelerator
 // brings, instead of by a copy (wgmma_box_gather.cuh). Tried before, all slower: transposing loads of 16
