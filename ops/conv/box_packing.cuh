@@ -1,10 +1,10 @@
 // Packs weights for the kernels over boxes, as box_packing.h says.
 //
-// What counts is instructions, of which copies beside need as many, and what a thread waits for. By way of
-// shared memory, which took some 30 instructions for each weight, 512 to 512 channels of 3x3 in 32 images of
-// 7x7 took 33 us in bfloat16 and 70 in float32 on an H200, now 28 and 60, and on average of 88 layers 0.97 to
-// 0.99 of the time, by precision. One kernel that packs and copies images, blocks that pack first, took 0.96
-// to 1.02 times as long as two: it waits as long for the last block.
+// Weights go from registers to where they are packed. With shared memory between, as before, 512 to 512
+// channels of 3x3 in 32 images of 7x7 took 33 us in bfloat16 and 70 in float32 on an H200, now 28 and 60; 88
+// layers, most of few weights, take 0.97 to 1 of the time on average, by pass, precision and layout. Of
+// 16-bit weights, vectors of four taps took up to 1.1 times as long as single ones. One kernel that packs and
+// copies images, blocks that pack first, took 0.95 to 1.07 times as long as two.
 #pragma once
 
 #include <tapedeck/ops/conv/box_packing.h>
