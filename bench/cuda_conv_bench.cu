@@ -139,7 +139,7 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort, cons
     const bool is_wanted =
         lists(wanted.passes, pass) &&
         (wanted.kernel.empty() ||
-         to_string(explain(g, dtype, options.layout, kCuda).*choice).starts_with(wanted.kernel));
+         to_string(cu::explain_alone(g, dtype, options.layout, kCuda).*choice).starts_with(wanted.kernel));
     return is_wanted ? milliseconds(effort, f) : 0;
   };
   const double fwd =
@@ -149,7 +149,7 @@ void run(const ConvShape& c, const std::string& mode, const Effort& effort, cons
     (void)conv_transpose2d_weight_grad(x, gy, c.kernel, c.options, options.layout);
   });
   if (effort.most == 0) return;
-  const ConvExplanation e = explain(g, dtype, options.layout, kCuda);
+  const ConvExplanation e = cu::explain_alone(g, dtype, options.layout, kCuda);
   const double gflop = g.flops() * 1e-9;
   const double bytes = static_cast<double>(x.tensor().bytes() + w.tensor().bytes() + gy.tensor().bytes());
   const auto rate = [](double amount, double ms) { return ms > 0 ? amount / ms : 0; };

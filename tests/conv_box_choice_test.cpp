@@ -86,7 +86,7 @@ TEST(ConvBoxChoice, SwapsPhasesThatAreTwins) {
 // What the kernel relies on, for plans of all sizes.
 TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
   ConvRandom random(45);
-  int chosen = 0, turns = 0, splits = 0, swapped = 0;
+  int chosen = 0, turns = 0, splits = 0, swapped = 0, runs = 0;
   for (int i = 0; i < 3000; ++i) {
     const ConvCase c = random.conv_case(i % 4 == 0 ? 300 : i % 4 == 1 ? 70 : 12, i % 2 == 0 ? 20 : 300);
     const ConvTranspose2dGeometry g = geometry_of(c);
@@ -94,13 +94,20 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
     for (bool transposed : {true, false}) {
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
       const auto split = static_cast<BoxSplit>(i % 11 % 3);
-      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, i % 5 < 2 && split == BoxSplit::none, split);
+      const BoxJoin join = split != BoxSplit::none || i % 5 > 3 ? BoxJoin::none
+                           : i % 5 >= 2                         ? BoxJoin::all
+                                                                : BoxJoin::columns;
+      const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, join, split);
       if (p.planes() > kMaxPlanes) continue;
+      const bool are_runs = ResultRuns::exist(p);
+      if (p.joined == 4 && !are_runs) continue;
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (const auto& [blocks, in_turns] : {std::pair(1, false), {2, false}, {1, true}}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
           const bool swaps = can_swap(p) && i % 3 > 0 && places_can_swap(places, i % 2 == 0 ? 2 : 4);
-          const auto results = swaps ? BoxResults::swapped : static_cast<BoxResults>(i % 7);
+          const auto results = are_runs ? BoxResults::runs
+                               : swaps  ? BoxResults::swapped
+                                        : static_cast<BoxResults>(i % 7);
           if (are_folds(results) && (p.joined != 1 || p.w.to_step != 1)) continue;
           if (places > most_places(parts, p.joined)) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
@@ -110,6 +117,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
           if (choice.places == 0) continue;
           turns += in_turns ? 1 : 0;
           swapped += swaps ? 1 : 0;
+          runs += are_runs ? 1 : 0;
           ++chosen;
           ASSERT_GE(choice.box_stages, 2);
           ASSERT_GE(choice.weight_stages, 2);
@@ -136,9 +144,9 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
           if (choice.tiles <= 132) {
             ASSERT_LE(choice.lead, 1);
           }
-          for (int a = 0; a < p.h.phases * p.h.reads; ++a)
-            for (int b = 0; b < p.w.phases * p.w.reads; b += p.joined) {
-              const int of_box = p.taps(a, b) + (p.joined == 2 ? p.taps(a, b + 1) : 0);
+          for (int a = 0; a < p.h.phases * p.h.reads; a += p.joined_h)
+            for (int b = 0; b < p.w.phases * p.w.reads; b += p.joined_w) {
+              const int of_box = p.taps_of_box({a, b, 0, 0, 0});
               if (of_box > 0) {
                 ASSERT_LE(count(choice.lead, of_box), choice.box_stages);
               }
@@ -157,6 +165,15 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
             ASSERT_EQ(choice.staged_bytes / 8 % 128, 0);
             ASSERT_LE(2 * t.pitch, kMostOfBox);
           }
+          if (are_runs) {
+            // Warps' runs: of eight channels, all results of their places.
+            ASSERT_EQ(choice.splits, 1);
+            ASSERT_GE(t.columns, p.w.most());
+            const int rows = t.halves_are_of_rows() ? t.rows / choice.halves() : 1,
+                      images = t.halves_are_of_rows() ? t.images : t.images / choice.halves();
+            ASSERT_GE(choice.staged_bytes / 8, 8 * images * 2 * rows * g.w.out * (i % 2 == 0 ? 2 : 4));
+            ASSERT_EQ(choice.staged_bytes / 8 % 16, 0);
+          }
           if (choice.splits > 1) {
             ++splits;
             ASSERT_LE(choice.tiles * choice.splits, 132);
@@ -168,6 +185,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
   EXPECT_GT(turns, 1000);
   EXPECT_GT(splits, 100);
   EXPECT_GT(swapped, 50);
+  EXPECT_GT(runs, 20);
 }
 
 /// A way in numbers: what differs where its plan or its choice does (of tiles in turns, the lead).
@@ -188,7 +206,7 @@ std::vector<double> numbers_of(const BoxWay& way) {
                       p.from_h,       p.to_channels,
                       p.from_w,       p.elements,
                       p.vectors,      p.chunks,
-                      p.joined,       static_cast<int>(p.split),
+                      int{p.joined},  static_cast<int>(p.split),
                       p.weights,      static_cast<int>(c.results),
                       way.fold.x,     way.fold.y,
                       int{p.folded},  p.is_narrow ? 1 : 0,

@@ -145,7 +145,8 @@ int check(const ConvTranspose2dGeometry& g, const Fold& fold, bool transposed, c
   (pieces.apart == 2 ? all.apart : pieces.flat ? all.flat : all.rows) += 1;
   int checked = 0;
   for (int phase = 0; phase < p.phases(); ++phase) {
-    const int i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i) * p.joined;
+    const int row_phase = p.by_phases_w.divide(phase), i = row_phase * p.joined_h,
+              j = p.by_phases_w.modulo(phase, row_phase) * p.joined_w;
     for (int row = 0; row < p.h.count[i]; row += tile.rows)
       for (int column = 0; column < p.w.count[j]; column += tile.columns) {
         const int image = static_cast<int>(random.in(0, (p.n - 1) / tile.images)) * tile.images,
@@ -220,7 +221,8 @@ TEST(ConvBoxGather, BringsWhatCopiesWould) {
       if (!fits(g)) continue;
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
       const auto split = static_cast<BoxSplit>(i % 7 % 3);
-      const BoxPlan p(g, transposed, 2, i % 2 == 0 && split == BoxSplit::none, split);
+      const BoxJoin join = split != BoxSplit::none ? BoxJoin::none : static_cast<BoxJoin>(i % 3);
+      const BoxPlan p(g, transposed, 2, join, split);
       if (p.planes() > kMaxPlanes) continue;
       const BoxTile tile = box_tile(p, i % 2 == 0 ? 128 : 24, 2048);
       if (tile.rows == 0) continue;
@@ -316,7 +318,7 @@ TEST(ConvBoxGather, KnowsWhetherAllIsRead) {
     const ConvTranspose2dGeometry g = geometry_of(c);
     if (!fits(g)) continue;
     for (const bool transposed : {true, false}) {
-      const BoxPlan p(g, transposed, 2, false, i % 3 == 0 ? BoxSplit::taps : BoxSplit::none);
+      const BoxPlan p(g, transposed, 2, BoxJoin::none, i % 3 == 0 ? BoxSplit::taps : BoxSplit::none);
       if (p.planes() > kMaxPlanes) continue;
       // Which pixels results' taps read, or lie between such.
       const auto reads = [&](const ConvAxis& axis) {

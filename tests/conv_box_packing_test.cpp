@@ -28,7 +28,7 @@ struct Way {
 
 BoxPacking packing_of(const ConvCase& c, const Way& way, int of_parity = 0) {
   const ConvTranspose2dGeometry g = geometry_of(c);
-  const BoxPlan p(g, way.transposed, way.element_bytes, false, BoxSplit::none);
+  const BoxPlan p(g, way.transposed, way.element_bytes);
   const WeightStrides strides(g, way.transposed, p, way.last ? Layout::nhwc : Layout::nchw);
   const int tiles = static_cast<int>(count(count(p.to_channels, kBlockChannels), way.blocks));
   return {p, strides, way.value_bytes, way.address, way.parts, way.blocks, tiles, way.in_order, of_parity};

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/box_choice.h>
 
 #include "conv_geometry.h"
 #include "sanitizers.h"
@@ -32,32 +32,39 @@ Values box_of(const BoxPlan& p, const BoxTile& t, const BoxTaps& of_h, const Box
   return box;
 }
 
+constexpr int kRunVector = 4;  // elements of a vector of runs
+
 /// Tiles of several images whose halves two warpgroups have.
 struct HalvesSeen {
-  int odd_rows = 0, even_rows = 0, one_row = 0, one_box = 0, rows_beyond = 0, swapped = 0;
+  int odd_rows = 0, even_rows = 0, one_row = 0, one_box = 0, rows_beyond = 0, swapped = 0, runs = 0;
 };
 
 /// `halves`: of tiles whose results are written as boxes; 0: by places. `pixels`: as boxes of pixels, row by
 /// row. Whether there was a tile.
-bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join, BoxSplit split,
+bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin join, BoxSplit split,
                int element_bytes, int places, int halves = 0, bool pixels = false,
                HalvesSeen* seen = nullptr) {
   const ConvTranspose2dGeometry g = geometry_of(c);
   if (!fits(g)) return ADD_FAILURE(), false;
   const BoxPlan p(g, transposed, element_bytes, join, split);
-  EXPECT_EQ(p.joined, join && p.w.phases == 2 ? 2 : 1);
+  const bool all_join = p.h.phases == 2 && p.w.phases == 2 && p.h.to_step == 2 && p.w.to_step == 2;
+  EXPECT_EQ(p.joined, join == BoxJoin::columns && p.w.phases == 2 ? 2
+                      : join == BoxJoin::all && all_join          ? 4
+                                                                  : 1);
+  if (join == BoxJoin::all && !all_join) return false;
   if (p.split != split) return false;
   if (split != BoxSplit::none) {
     EXPECT_EQ((split == BoxSplit::columns ? p.w : p.h).halo(), 0);
   }
   if (p.planes() > kMaxPlanes) return false;
-  const bool boxes = halves > 0 && !pixels;
+  const bool boxes = halves > 0 && !pixels, runs = boxes && p.joined == 4;
+  if (runs && !ResultRuns::exist(p)) return false;
   const bool swaps = boxes && p.has_twin_columns();  // with the tile of the other phase
   if (boxes && p.joined == 1 && p.w.to_step != 1 && !swaps) return false;
-  const int together = swaps ? 2 : p.joined;  // phases in a box of results
-  if (pixels && p.joined == 2) return false;
+  const int together = swaps ? 2 : p.joined_w;  // phases of columns in a box of results
+  if (pixels && p.joined > 1) return false;
   const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
-  const int unit = pixels ? 1 << random.in(0, 2) : 4;
+  const int unit = pixels ? 1 << random.in(0, 2) : runs ? 2 : 4;
   int of_half = 0;
   const BoxTile tile = pixels  ? box_tile(p, places, 2048, false, halves, unit)
                        : boxes ? box_tile_of_halves(p, places, halves, 2048, unit)
@@ -70,7 +77,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   }
   if (boxes && tile.rows > 0) {
     EXPECT_EQ(tile.pitch % unit, 0);
-    EXPECT_LE(tile.pitch * p.joined, kMostOfBox);
+    EXPECT_LE(tile.pitch * p.joined_w, kMostOfBox);
     if (tile.pitch * together > kMostOfBox) return false;  // as box_choice() says
     EXPECT_EQ((tile.halves_are_of_rows() ? tile.rows : tile.images) % halves, 0);
     of_half = places;
@@ -88,6 +95,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   EXPECT_LE(tile.places(), places);
   EXPECT_LE(tile.pixels(), 2048);
   if (seen != nullptr && swaps) ++seen->swapped;
+  if (seen != nullptr && runs) ++seen->runs;
   if (seen != nullptr && halves == 2 && tile.images > 1) {
     ++(tile.rows == 1 ? seen->one_row : tile.rows % 2 == 1 ? seen->odd_rows : seen->even_rows);
     if (pixels && StoredRows::are_one_box(tile, true, p.h.most())) ++seen->one_box;
@@ -125,11 +133,13 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
   for (int group = 0; group < p.groups; ++group)
     for (int phase = 0; phase < p.phases(); ++phase) {
       const int i = phase / p.phases_w(), j = phase % p.phases_w();
-      int most_columns = 0;
-      for (int joined = 0; joined < p.joined; ++joined)
-        most_columns = std::max(most_columns, p.w.count[j + joined]);
+      int most_columns = 0, most_rows = 0;
+      for (int joined = 0; joined < p.joined; ++joined) {
+        most_columns = std::max(most_columns, p.w.count[j + BoxPlan::column_of_joined(joined)]);
+        most_rows = std::max(most_rows, p.h.count[i + BoxPlan::row_of_joined(joined)]);
+      }
       for (int image = 0; image < p.n; image += tile.images)
-        for (int row = 0; row < p.h.count[i]; row += tile.rows)
+        for (int row = 0; row < most_rows; row += tile.rows)
           for (int column = 0; column < most_columns; column += tile.columns) {
             // Sums by [joined phase][channel][place].
             std::vector<std::vector<Values>> sums(
@@ -142,12 +152,11 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
             for (int b = 0; b < p.boxes(phase); ++b, p.advance(next)) {
               const BoxPlan::Box at = p.box_of(phase, b);
               EXPECT_EQ(std::tie(at.i, at.j, at.chunk), std::tie(next.i, next.j, next.chunk));
-              const BoxTaps& of_h = p.h.of[at.i];
-              for (int joined = 0; joined < p.joined; ++joined) taps += p.taps(at.i, at.j + joined);
+              taps += p.taps_of_box(at);
               for (int k = 0; k < channels && at.chunk * channels + k < p.from_channels; ++k) {
                 EXPECT_LE(k, p.steps(at.chunk) * 2 * p.elements - 1);
                 const std::int64_t channel = std::int64_t{group} * p.from_channels + at.chunk * channels + k;
-                Values box = box_of(p, tile, of_h, p.w.of[at.j], image, row + of_h.origin,
+                Values box = box_of(p, tile, p.h.of[at.i], p.w.of[at.j], image, row + p.h.of[at.i].origin,
                                     column + p.w.of[at.j].origin, [&](int a, int y, int x) {
                                       return from[static_cast<std::size_t>(
                                           ((a * from_c + channel) * p.from_h + y) * p.from_w + x)];
@@ -157,13 +166,16 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                 box.resize(static_cast<std::size_t>(4 * places + 4096 + tile.pixels()),
                            std::numeric_limits<double>::quiet_NaN());
                 for (int joined = 0; joined < p.joined; ++joined) {
-                  const BoxTaps& of_w = p.w.of[at.j + joined];
+                  const int i_joined = at.i + BoxPlan::row_of_joined(joined),
+                            j_joined = at.j + BoxPlan::column_of_joined(joined);
+                  const BoxTaps &of_h = p.h.of[i_joined], &of_w = p.w.of[j_joined];
                   for (int y = 0; y < of_h.taps; ++y)
                     for (int x = 0; x < of_w.taps; ++x) {
-                      const int shift = y * of_h.shift * tile.row_pixels() + of_w.first + x * of_w.shift;
-                      const int weight = p.weight_of_taps(at.i, at.j + joined, at.chunk) + y * of_w.taps + x;
+                      const int shift =
+                          (of_h.first + y * of_h.shift) * tile.row_pixels() + of_w.first + x * of_w.shift;
+                      const int weight = p.weight_of_taps(i_joined, j_joined, at.chunk) + y * of_w.taps + x;
                       const int kernel_w = static_cast<int>(c.kernel[1]),
-                                tap = p.tap_of(at.i, at.j + joined, y, x, kernel_w);
+                                tap = p.tap_of(i_joined, j_joined, y, x, kernel_w);
                       EXPECT_EQ(p.weight_of(tap / kernel_w, tap % kernel_w, at.chunk * kVectors), weight);
                       for (int m = 0; m < p.to_channels; ++m)
                         for (int place = 0; place < places; ++place) {
@@ -188,7 +200,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
               ++written[result];
             };
             // A box of results in shared memory, of which the map leaves out what is outside.
-            for (int half = 0; half < halves && boxes; ++half) {
+            for (int half = 0; half < halves && boxes && !runs; ++half) {
               EXPECT_EQ(column, 0);
               if (!swaps) {
                 EXPECT_EQ(p.w.to[j], 0);
@@ -210,6 +222,58 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                                 [static_cast<std::size_t>(half * results.places + place)]);
                     }
             }
+            // Runs in shared memory, of a warp's channels at a time, and whole vectors of these.
+            for (int half = 0; half < halves && runs; ++half) {
+              EXPECT_EQ(column, 0);
+              const ResultRuns all(p, results, 16 / kRunVector);
+              const bool of_rows = tile.halves_are_of_rows();
+              const int first_image = image + (of_rows ? 0 : half * results.images),
+                        first_row = row + (of_rows ? half * results.rows : 0), count = all.count(first_row);
+              for (int first_m = 0; first_m < p.to_channels; first_m += all.channels) {
+                Values staged(static_cast<std::size_t>(all.staged()),
+                              std::numeric_limits<double>::quiet_NaN());
+                const auto run_of = [&](int m, int n) {
+                  const std::int64_t channel = std::int64_t{group} * p.to_channels + first_m + m;
+                  return (((first_image + n) * to_c + channel) * to_h + 2 * first_row) * to_w;
+                };
+                for (int m = 0; m < all.channels && first_m + m < p.to_channels; ++m)
+                  for (int place = 0; place < results.places; ++place) {
+                    const BoxPlace at(dividers, place);
+                    for (int joined = 0; joined < 4; ++joined) {
+                      const int x = BoxPlan::column_of_joined(joined);
+                      if (2 * at.column + x >= all.width) continue;
+                      const std::int64_t in_run = run_of(m, at.image) % kRunVector +
+                                                  all.result(at.row, at.column) +
+                                                  BoxPlan::row_of_joined(joined) * all.width + x;
+                      EXPECT_LT(in_run, all.pitch);
+                      staged[static_cast<std::size_t>((m * all.images + at.image) * all.pitch + in_run)] =
+                          sums[static_cast<std::size_t>(joined)][static_cast<std::size_t>(first_m + m)]
+                              [static_cast<std::size_t>(half * results.places + place)];
+                    }
+                  }
+                for (int r = 0; r < all.all() && count > 0; ++r) {
+                  const int m = all.by_images.divide(r), n = all.by_images.modulo(r, m);
+                  if (first_image + n >= p.n || first_m + m >= p.to_channels) continue;
+                  const std::int64_t run = run_of(m, n);
+                  const int at = static_cast<int>(run % kRunVector);
+                  const ResultRuns::Whole whole = all.whole(count, at);
+                  EXPECT_LE(0, whole.begin);
+                  EXPECT_LE(whole.begin, whole.end);
+                  EXPECT_LE(whole.end, count);
+                  if (whole.end > whole.begin) {
+                    EXPECT_EQ((run + whole.begin) % kRunVector, 0);
+                    EXPECT_EQ((whole.end - whole.begin) % kRunVector, 0);
+                  }
+                  EXPECT_LT(whole.begin, kRunVector);
+                  EXPECT_LT(count - whole.end, kRunVector);
+                  for (int e = 0; e < count; ++e) {
+                    const auto result = static_cast<std::size_t>(run + e);
+                    to[result] = staged[static_cast<std::size_t>(r * all.pitch + at + e)];
+                    ++written[result];
+                  }
+                }
+              }
+            }
             // Rows of each half, from its first place on; the map leaves out what is outside.
             for (int half = 0; half < halves && pixels; ++half) {
               const StoredRows rows(tile, halves == 2, half);
@@ -228,7 +292,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, bool join
                                 [static_cast<std::size_t>(half * first_half(tile) + place)]);
                   }
             }
-            for (int joined = 0; joined < p.joined && halves == 0; ++joined)
+            for (int joined = 0; joined < p.joined && halves == 0 && p.joined < 4; ++joined)
               for (int place = 0; place < places; ++place) {
                 const BoxPlace at(dividers, place);
                 if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),
@@ -264,8 +328,10 @@ void sweep(std::uint64_t seed, int cases, std::int64_t size, std::int64_t channe
                    std::to_string(element_bytes) + " bytes: " + c.text());
       using enum BoxSplit;
       for (const auto& [join, split] :
-           {std::pair(false, none), {true, none}, {false, columns}, {false, BoxSplit::taps}}) {
-        const bool checked = check_map(c, random, transposed, join, split, element_bytes, places);
+           {std::pair(BoxJoin::none, none), std::pair(BoxJoin::columns, none), std::pair(BoxJoin::all, none),
+            std::pair(BoxJoin::none, columns), std::pair(BoxJoin::none, BoxSplit::taps)}) {
+        const bool checked =
+            join != BoxJoin::all && check_map(c, random, transposed, join, split, element_bytes, places);
         splits += split != none && checked ? 1 : 0;
         for (const int halves : {1, 2}) {
           boxes += check_map(c, random, transposed, join, split, element_bytes, places, halves) ? 1 : 0;
@@ -309,8 +375,10 @@ TEST(ConvBoxPlan, OfManySmallImages) {
       SCOPED_TRACE("case " + std::to_string(i) + (transposed ? " transposed: " : " plain: ") + c.text());
       for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
         const int places = random.in(0, 1) == 0 ? 64 : 32;
-        check_map(c, random, transposed, false, split, 2, places, 2, true, &pixels);
-        check_map(c, random, transposed, false, split, 2, places, 2, false, &boxes);
+        check_map(c, random, transposed, BoxJoin::none, split, 2, places, 2, true, &pixels);
+        check_map(c, random, transposed, BoxJoin::none, split, 2, places, 2, false, &boxes);
+        if (split == BoxSplit::none)
+          check_map(c, random, transposed, BoxJoin::all, split, 2, places, 2, false, &boxes);
         if (::testing::Test::HasFailure()) return;
       }
     }
@@ -321,6 +389,7 @@ TEST(ConvBoxPlan, OfManySmallImages) {
     EXPECT_GT(seen.one_row, 50);
   }
   EXPECT_GT(boxes.swapped, 50);
+  EXPECT_GT(boxes.runs, 50);
   EXPECT_GT(pixels.odd_rows, 50);
   EXPECT_GT(pixels.one_box, 50);
   EXPECT_GT(boxes.rows_beyond, 50);

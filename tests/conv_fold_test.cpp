@@ -111,7 +111,7 @@ TEST(ConvFold, LeavesOutWhatNothingSees) {
     conv_gemm::for_folds(geometry_of(c), 2, [&](const Fold& fold) {
       for (const bool transposed : {true, false}) {
         for (const auto split : {conv_gemm::BoxSplit::none, conv_gemm::BoxSplit::columns}) {
-          conv_gemm::BoxPlan p(fold.of(geometry_of(c)), transposed, 2, false, split);
+          conv_gemm::BoxPlan p(fold.of(geometry_of(c)), transposed, 2, conv_gemm::BoxJoin::none, split);
           p.narrow(fold, transposed);
           const auto channels = static_cast<int>(transposed ? c.ci : c.co),
                      columns = transposed ? fold.x : fold.y, steps = (channels * columns + 15) / 16;

@@ -246,6 +246,61 @@ TEST_F(CudaConvBoxes, SwappedPhases) {
   }
 }
 
+// All phases in a tile, by every kind of tile that can be: planes that begin anywhere in their vectors, bands
+// of rows, halves of rows and of images, copies of channels, parts of blocks of these, phases without taps,
+// several chunks, groups, no bias, images of which a row or a column is of the first phase alone.
+TEST_F(CudaConvBoxes, RunsOfAllPhases) {
+  int layers = 0;
+  std::map<int, int> runs;  // of numbers of places
+  for (const Layer& l :
+       {Layer{{135, 64, 7, 7}, 64, {3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+        Layer{{69, 64, 14, 14}, 32, {3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}},
+        Layer{{33, 72, 7, 9}, 66, {3, 3}, {.stride = 2, .padding = 1}},
+        Layer{{67, 128, 8, 8}, 130, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{37, 96, 4, 4}, 48, {4, 4}, {.stride = 2, .padding = 1}},
+        Layer{{5, 40, 33, 30}, 16, {4, 5}, {.stride = 2, .padding = 1}},
+        Layer{{9, 64, 16, 16}, 24, {2, 2}, {.stride = 2}}, Layer{{21, 24, 3, 5}, 40, {1, 3}, {.stride = 2}},
+        Layer{{11, 64, 6, 10}, 96, {5, 3}, {.stride = 2, .padding = {2, 1}, .groups = 2}},
+        Layer{{66, 32, 1, 7}, 17, {3, 3}, {.stride = 2, .padding = {1, 0}}}}) {
+    const bool has_bias = layers % 3 != 1;
+    if (layers++ % test_share() != 0) continue;
+    const Tensor x = randn(l.x).to(kCuda), b = has_bias ? randn({l.co}).to(kCuda) : Tensor{},
+                 w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
+    const auto g = conv_transpose2d_geometry(x, w, b, l.options);
+    for (OverBoxes way : kOverBoxes) {
+      if (way.dtype == DType::bfloat16 && layers % 2 == 0) way.dtype = DType::float16;
+      const Tensor from = x.to(way.dtype), weight = w.to(way.dtype),
+                   bias = has_bias ? b.to(way.dtype) : Tensor{};
+      const auto result = [&] { return conv_transpose2d(from, weight, bias, l.options, 0.25).tensor(); };
+      set_float32_precision(Precision::highest);
+      set_conv_algorithm(ConvAlgorithm::tensor);
+      const Tensor y = result().to(Device{});
+      set_float32_precision(way.precision);
+      const bool is_float = way.dtype == DType::float32, gathers = way.algorithm == ConvAlgorithm::gathered,
+                 halves = is_float && way.algorithm != ConvAlgorithm::boxes;
+      const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+                bytes = static_cast<int>(size_of(way.dtype));
+      std::map<std::vector<int>, int> of_kind;
+      for (const conv_gemm::BoxWay& of : conv_gemm::box_ways(g, true, halves ? 2 : bytes, parts,
+                                                             conv_gemm::BoxResults::rows, bytes, gathers)) {
+        const conv_gemm::BoxChoice& c = of.choice;
+        if (c.results != conv_gemm::BoxResults::runs) continue;
+        if (++of_kind[{c.blocks, c.places}] > 1 && c.slots != 8) continue;
+        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way, ", places ", c.places, ", blocks ", c.blocks,
+                            ", slots ", c.slots));
+        const ConvAlgorithmScope scope(ConvCandidate{way.algorithm, of.tiling()});
+        poison_memory();
+        expect_near("y", result().to(Device{}), y, way.tolerance, is_float ? 2 : 3);
+        ++runs[c.places];
+      }
+    }
+  }
+  if (test_share() == 1) {
+    EXPECT_GT(runs[64], 40);
+    EXPECT_GT(runs[80], 20);
+  }
+}
+
 // Tiles that warpgroups have in turns: an even number and an odd one a thread block, whose taps do not fill
 // all stages; several chunks of channels, groups, phases of different numbers of taps.
 TEST_F(CudaConvBoxes, TilesInTurns) {

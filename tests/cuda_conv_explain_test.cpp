@@ -198,6 +198,34 @@ TEST(CudaConvExplain, AsksAgainWhatChoicesDependOn) {
   EXPECT_EQ(none.on(DType::float32, nchw).forward.reason, "no images");
 }
 
+// The weight's gradient, which alone is sooner done over images as they lie, reads the copy that x's makes.
+TEST(CudaConvExplain, KnowsThatGradientsReadOneCopy) {
+  const Layer layer{{4096, 64, 14, 14}, {64, 32, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}};
+  set_float32_precision(Precision::high);
+  const ConvChoice c = layer.on(DType::float32, nchw).weight_gradient;
+  EXPECT_EQ(to_string(c), "wgmma (boxes of scaled halves, columns folded by 1 and 2)");
+  EXPECT_THAT(c.reason, HasSubstr("both gradients"));
+  {
+    const ConvAlgorithmScope scope(ConvAlgorithm::rows);
+    EXPECT_EQ(to_string(layer.on(DType::float32, nchw).weight_gradient),
+              "wgmma (rows as they lie, pairs of columns)");
+  }
+  set_float32_precision(Precision::highest);
+}
+
+// Of images that the second-level cache does not hold, whose rows end within sectors.
+TEST(CudaConvExplain, WritesAllPhasesAtOnce) {
+  const auto forward = [](std::int64_t n, std::int64_t size, DType dtype) {
+    const Layer layer{{n, 64, size, size}, {64, 64, 3, 3}, {.stride = 2, .padding = 1, .output_padding = 1}};
+    return to_string(layer.on(dtype, nchw).forward);
+  };
+  EXPECT_EQ(forward(4096, 7, DType::bfloat16), "wgmma (boxes of pixels, all phases in a tile)");
+  EXPECT_EQ(forward(4096, 7, DType::float32),
+            "wgmma (boxes of scaled halves in two parts, all phases in a tile)");
+  EXPECT_THAT(forward(128, 7, DType::float32), Not(HasSubstr("all phases")));
+  EXPECT_THAT(forward(4096, 8, DType::float32), Not(HasSubstr("all phases")));
+}
+
 TEST(CudaConvExplain, TakesMatrixProductsOfOnePixel) {
   const auto forward = [](const Layer& layer, DType dtype) { return layer.on(dtype, nchw).forward; };
   const Layer small{{128, 100, 1, 1}, {100, 512, 4, 4}, {.stride = 9}};
@@ -328,8 +356,7 @@ TEST(CudaConvExplain, NamesVariants) {
     EXPECT_EQ(choices_of("dcgan1", float32, nchw), concat(two_halves, ", ", two_halves, ", ", windows));
   }
   set_float32_precision(Precision::high);
-  EXPECT_EQ(choices_of("kb57", float32, nchw),
-            concat(gathered_halves, ", ", halves, ", wgmma (rows as they lie, of scaled halves)"));
+  EXPECT_EQ(choices_of("kb57", float32, nchw), concat(gathered_halves, ", ", halves, ", ", halves));
   {
     const ConvAlgorithmScope scope(ConvAlgorithm::boxes);
     EXPECT_EQ(choices_of("kb57", float32, nchw), concat(boxes, ", ", boxes, ", ", halves));

@@ -31,15 +31,18 @@ inline constexpr int kPlaceBytes = 16;  // of where a place's result is
 /// Places of a warpgroup that kernels are compiled for, up to most_places().
 using BoxPlaces = std::integer_sequence<int, 64, 96, 128, 160, 192, 208, 224, 240, 256>;
 using JoinedPlaces = std::integer_sequence<int, 64, 80, 96, 112, 128, 144>;  // of each of two phases
+using AllJoinedPlaces = std::integer_sequence<int, 64, 80>;                  // of each of four
 
 /// With operands of so many parts: of two, there are registers for a tap's sums, too.
 constexpr int most_places(int parts, int joined) {
+  if (joined == 4) return parts == 1 ? 80 : 64;
   return parts == 1 ? (joined == 1 ? 256 : 144) : (joined == 1 ? 192 : 128);
 }
 
 /// Whether kernels with so many places make boxes of nchw images: the largest have no registers for that.
 constexpr bool places_can_gather(int parts, int joined, int places) {
-  return parts * places < 2 * 192 && joined * places < 2 * 144 && parts * joined * places < 2 * 2 * 128;
+  const int sums = places / 2 * (joined + parts - 1);
+  return sums < (parts == 1 ? 144 : 192);
 }
 
 /// Whether kernels with so many places of one phase can swap results of so many bytes (BoxResults::swapped):
@@ -65,13 +68,15 @@ inline constexpr double kGapClocks = 0.35;
 /// channels of 256 x 256, 3x3, in bfloat16 took 3.0 ms with 26 columns, 1.9 with 32.)
 inline constexpr double kPartClocks = 4, kCutPartClocks = 16, kCutHalvesClocks = 10;
 inline constexpr int kSectorBytes = 32;
+/// Of results that the second-level cache has until other tiles have written the rest of their sectors.
+inline constexpr double kCachedBytes = 5e7;
 
 /// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
 /// single results of rows, pairs that are neighbours in a row, or boxes; of folded columns (fold.h) what a
 /// thread has of neighbours, or of two that are not aligned to more, pairs. Swapped are boxes of both phases
 /// of columns where results of nchw step over these: two thread blocks have a phase each, and swap a half of
-/// their channels.
-enum class BoxResults { channels, pixels, rows, pairs, boxes, folds, folded_pairs, swapped };
+/// their channels. Runs are whole pieces of channels: of tiles that have all phases and whole rows.
+enum class BoxResults { channels, pixels, rows, pairs, boxes, folds, folded_pairs, swapped, runs };
 constexpr bool have_channels_last(BoxResults results) {
   return results == BoxResults::channels || results == BoxResults::pixels;
 }
@@ -165,6 +170,69 @@ inline int staged_swap_bytes(const ResultBox& box, int places, int value_bytes) 
   return 8 * 2 * std::max(box.places, places / 2) * value_bytes;
 }
 
+/// Results of tiles that have all phases and whole rows: of an image's channel a warpgroup has a run of
+/// memory. In shared memory a warp has a run of each of its channels, or of copies of these every second
+/// one's, [channel][image], `pitch` elements each, the first of which is where the run's vector begins in
+/// memory.
+struct ResultRuns {
+  /// Whether a plan's are: a tile has the image's first two rows and columns.
+  static bool exist(const BoxPlan& p) {
+    return p.joined == 4 && p.h.to[0] == 0 && p.h.to[1] == 1 && p.w.to[0] == 0 && p.w.to[1] == 1;
+  }
+  ResultRuns() = default;
+  ResultRuns(const BoxPlan& p, const ResultBox& box, int value_bytes)
+      : width(p.w.results()),
+        height(p.h.results()),
+        rows(2 * box.rows),
+        images(box.images),
+        vector(kVectorBytes / value_bytes),
+        channels(channel_copies(p.to_channels) == 1 ? 16 : 8),
+        by_images(box.images) {
+    int vectors = (rows * width + vector - 1) / vector + 1;
+    // Channels that lanes write to at once begin half of all banks apart, where that can be.
+    const int apart = channels == 16 ? 2 : 1;
+    for (int i = 0; i < 7 && apart * vectors * images % 8 != 4; ++i) ++vectors;
+    pitch = vectors * vector;
+  }
+  TAPEDECK_HD int all() const { return channels * images; }
+  /// Elements of a warp.
+  TAPEDECK_HD int staged() const { return all() * pitch; }
+  /// Of a run that begins with `row` of each phase, in a tile or its half.
+  TAPEDECK_HD int count(int row) const {
+    const int left = height - 2 * row;
+    return (rows < left ? rows : left) * width;
+  }
+  /// Where a run's first of four results at a row and column of the tile is: the next row is `width` further.
+  TAPEDECK_HD int result(int row, int column) const { return 2 * (row * width + column); }
+  /// Of `count` elements that begin `at` elements into a vector: whole vectors are from `begin` to `end`.
+  struct Whole {
+    int begin, end;
+  };
+  TAPEDECK_HD Whole whole(int count, int at) const {
+    const int begin = at == 0 ? 0 : vector - at, end = (at + count) / vector * vector - at;
+    return {begin < count ? begin : count, end > begin ? end : begin < count ? begin : count};
+  }
+
+  int width = 0, height = 0, rows = 0, images = 1, vector = 1;
+  int channels = 16, pitch = 0;
+  Divider by_images;
+};
+
+/// Whether rows of phases of rows begin or end within sectors, and the second-level cache does not hold all
+/// results until the others' rows are written: memory then writes these sectors in parts.
+inline bool have_cut_rows(const BoxPlan& p, int value_bytes) {
+  const double bytes =
+      static_cast<double>(p.n) * p.groups * p.to_channels * p.h.results() * p.w.results() * value_bytes;
+  return p.h.phases > 1 && p.w.results() * p.folded * value_bytes % kSectorBytes != 0 && bytes > kCachedBytes;
+}
+/// Whether runs may be faster than all else. (Of 4096 images on an H200, 64 to 64 channels of 14x14 and 64 to
+/// 32 of 28x28, forward takes 0.52 and 0.89 of the time in TF32, 0.58 and 0.89 in float32; of the former in
+/// bfloat16 0.82. Elsewhere products of few places, and results that are not pairs, took longer: of 63 random
+/// layers most 1.1 to 2 times, a VAE's of 128 images 1.05 to 1.4.)
+inline bool runs_pay(const BoxPlan& p, int value_bytes) {
+  return have_cut_rows(p, value_bytes) && p.w.results() % 2 == 0 && p.to_channels >= 32;
+}
+
 /// Whether boxes of results have whole pairs of channels, and of a warp's none of another group.
 inline bool have_whole_pairs(const BoxPlan& p) {
   return p.to_channels % 2 == 0 && (p.to_channels % 16 == 0 || p.groups == 1);
@@ -199,7 +267,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   int steps = 0;
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const double taken = steps * p.taken();
+  const bool runs = results == BoxResults::runs;
   const int of_place = results == BoxResults::swapped  ? 12
+                       : runs                          ? (parts == 1 ? 200 : 130)
                        : results == BoxResults::boxes  ? 28 * p.joined
                        : p.joined == 2                 ? 60
                        : results == BoxResults::rows   ? 10
@@ -208,10 +278,10 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                                                        : 6;
   // Rows of one phase of columns have gaps: no sector is written whole.
   const bool swaps = results == BoxResults::swapped;
-  const int together = swaps ? 2 : p.joined;  // phases of columns
+  const int together = swaps ? 2 : p.joined_w;  // phases of columns
   const bool gaps = !have_channels_last(results) && p.w.to_step > together;
   PartsOfRows parts_of_rows;
-  if (!have_channels_last(results)) {
+  if (!have_channels_last(results) && !runs) {
     const int folded = are_folds(results) ? p.folded : 1, of_column = value_bytes * together * folded,
               channels = std::min(p.to_channels, kBlockChannels * blocks) / folded;
     const bool begins_whole = !gaps && p.w.most() * of_column % kSectorBytes == 0;
@@ -222,22 +292,27 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     parts_of_rows = {begins_whole ? kSectorBytes / of_column : p.w.most(), channels * kPartClocks,
                      channels * (value_bytes == 2 ? kCutHalvesClocks : kCutPartClocks),
                      begins_whole ? 0 : at_once, places};
+    if (have_cut_rows(p, value_bytes)) parts_of_rows.of_row = parts_of_rows.of_other;
   }
   // What a tile's place takes, of which each of two warpgroups has one at a time.
   const double of_products = static_cast<double>(p.h.taps * p.w.taps) / p.phases() * taken *
                              (parts == 1 ? 1 : 3) / (in_turns ? 2 : 1),
                of_places = (1.2 * of_products + of_place) / halves;
-  if (are_boxes(results)) {
+  if (are_boxes(results) || runs) {
     // Of as many rows or images as leave room for boxes to read.
-    const int unit = std::max(1, 16 / (together * value_bytes));
+    const int unit = runs ? 2 : std::max(1, 16 / (together * value_bytes));
+    // Few images are a tile each.
+    const int most_images =
+        runs && p.n * p.groups * count(count(p.to_channels, kBlockChannels), blocks) <= 132 ? 1 : kMostOfBox;
     for (int most = most_pixels(0); most > 0; most -= 32) {
-      c.tile = box_tile_of_halves(p, places, halves, most, unit);
+      c.tile = box_tile_of_halves(p, places, halves, most, unit, most_images);
       if (c.tile.rows == 0 || c.tile.pitch * together > kMostOfBox) return c;
       const ResultBox box(c.tile, halves);
       c.half = box.places;
-      c.staged_bytes =
-          kConsumerThreads / 32 *
-          (swaps ? staged_swap_bytes(box, places, value_bytes) : staged_box_bytes(p, box, value_bytes));
+      c.staged_bytes = kConsumerThreads / 32 *
+                       (swaps  ? staged_swap_bytes(box, places, value_bytes)
+                        : runs ? ResultRuns(p, box, value_bytes).staged() * value_bytes
+                               : staged_box_bytes(p, box, value_bytes));
       if (c.tile.pixels() <= most_pixels(c.staged_bytes)) break;
       c.tile.rows = 0;
     }
@@ -288,7 +363,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     const int of_phase = p.boxes(phase) / std::max(1, p.chunks);
     BoxPlan::Box box = p.box_of(phase, 0);
     for (int k = 0; k < of_phase; ++k) {
-      const int of_box = p.taps(box.i, box.j) + (p.joined == 2 ? p.taps(box.i, box.j + 1) : 0);
+      const int of_box = p.taps_of_box(box);
       taps += of_box, least_taps = std::min(least_taps, of_box);
       box.chunk = p.chunks - 1;
       p.advance(box);
@@ -320,8 +395,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
                      : StoredRows::are_one_box(t, halves == 2, p.h.most()) ? 1
                                                                            : stored.images * stored.rows;
   const double of_gaps = gaps ? kGapClocks * all * kBlockChannels * blocks : 0,
-               written =
-                   (places * of_place + of_gaps) / channel_copies(p.to_channels) + stores * kStoreClocks,
+               written = (places * of_place + of_gaps) / (runs ? std::min(2, channel_copies(p.to_channels))
+                                                               : channel_copies(p.to_channels)) +
+                         stores * kStoreClocks,
                parted = parts_of_rows.of(t, p.w.most());
   // A stage of weights, or a box, is brought again when both warpgroups have left it, which takes a latency,
   // of boxes twice as long as of weights, and its bytes. While one warpgroup writes, the other one has what
@@ -379,9 +455,9 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // Tiles that leave half of the multiprocessors without work are split, into parts of at least eight taps.
   // (Whole ones took 1.05 to 1.1 times as long as tiles in turns that seemed to be slower.)
   const std::int64_t of_tile = std::max(1, boxes / p.phases()),
-                     most =
-                         std::min<std::int64_t>({of_tile, taps * p.chunks / p.phases() / 8,
-                                                 132 / std::max<std::int64_t>(1, c.tiles), swaps ? 1 : 132});
+                     most = std::min<std::int64_t>({of_tile, taps * p.chunks / p.phases() / 8,
+                                                    132 / std::max<std::int64_t>(1, c.tiles),
+                                                    swaps || runs ? 1 : 132});
   c.clocks = most > 1 ? std::numeric_limits<double>::infinity()
                       : static_cast<double>(count(c.tiles, 132)) * (products + written + parted + others) +
                             packing + swapped;
@@ -444,8 +520,10 @@ void for_box_choices(const BoxPlan& p, int parts, BoxResults results, int value_
   };
   if (p.joined == 1) {
     offer_all(BoxPlaces());
-  } else {
+  } else if (p.joined == 2) {
     offer_all(JoinedPlaces());
+  } else {
+    offer_all(AllJoinedPlaces());
   }
 }
 
@@ -489,13 +567,17 @@ void for_box_plans(const ConvTranspose2dGeometry& g, bool transposed, int elemen
     if (results == BoxResults::boxes && have_whole_pairs(wide)) offer(wide, results);
   };
   for (const BoxSplit split : {BoxSplit::none, BoxSplit::columns, BoxSplit::taps}) {
-    BoxPlan plan(g, transposed, element_bytes, false, split);
+    BoxPlan plan(g, transposed, element_bytes, BoxJoin::none, split);
     if (plan.split != split) continue;
     plan.narrow(fold, transposed);
     offer_narrow(plan);
     if (plan.w.to_step == 1) offer_wide(plan);
     if (split == BoxSplit::none && plan.w.phases == 2)
-      offer_wide(BoxPlan(g, transposed, element_bytes, true));
+      offer_wide(BoxPlan(g, transposed, element_bytes, BoxJoin::columns));
+  }
+  if (!have_channels_last(results) && !fold.exists()) {
+    const BoxPlan plan(g, transposed, element_bytes, BoxJoin::all);
+    if (ResultRuns::exist(plan)) offer(plan, BoxResults::runs);
   }
 }
 
@@ -506,6 +588,7 @@ inline BoxWay best_box_way(const ConvTranspose2dGeometry& g, bool transposed, in
   best.fold = fold;
   for_box_plans(g, transposed, element_bytes, results, value_bytes, fold, gathers,
                 [&](const BoxPlan& plan, BoxResults of_way) {
+                  if (of_way == BoxResults::runs && !runs_pay(plan, value_bytes)) return;
                   const BoxChoice choice = best_box_choice(plan, parts, of_way, value_bytes, gathers);
                   if (choice.places > 0 && (best.choice.places == 0 || choice.clocks < best.choice.clocks))
                     best = {plan, choice, fold};

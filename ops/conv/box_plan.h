@@ -21,7 +21,8 @@
 // (BoxSplit): then pixels are brought several times, and all places have results.
 //
 // Two phases of columns may share a tile: results at a place are then a column of each, neighbours in the
-// image, and both read the box.
+// image, and both read the box. Or all phases of rows and columns, where there are two of each: results at a
+// place are then a square of the image, and those of a tile whole pieces of memory.
 //
 // Where results step over pixels (conv2d with a stride), the image is split into planes, one for each
 // remainder of positions by the stride, and each plane that taps read has boxes of its own.
@@ -67,6 +68,7 @@ struct BoxAxis {
   int taps_of[kMaxPhases] = {};           // of a phase's boxes
 
   int most() const { return *std::max_element(count, count + kMaxPhases); }
+  int results() const { return std::accumulate(count, count + phases, 0); }
   /// Pixels that a box has beyond the results.
   int halo() const {
     int most = 0;
@@ -119,6 +121,9 @@ inline BoxAxis transposed_box_axis(const ConvAxis& a) {
   }
   return b;
 }
+
+/// Which phases share a tile: none, both of columns, or both of rows, too.
+enum class BoxJoin { none, columns, all };
 
 /// Phases that read one box begin it where the first of them does; in the order of their results.
 inline void join_phases(BoxAxis& b) {
@@ -239,8 +244,8 @@ struct BoxPlace {
 /// A product of either direction, for kernels.
 struct BoxPlan {
   BoxPlan() = default;
-  /// `join`: whether both phases of columns share tiles, where there are two.
-  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, bool join = false,
+  /// `join`: where there are as many.
+  BoxPlan(const ConvTranspose2dGeometry& g, bool transposed, int element_bytes, BoxJoin join = BoxJoin::none,
           BoxSplit wanted = BoxSplit::none)
       : n(static_cast<int>(g.n)),
         groups(static_cast<int>(g.groups)),
@@ -253,9 +258,12 @@ struct BoxPlan {
         w(transposed ? transposed_box_axis(g.w) : plain_box_axis(g.w)),
         from_h(static_cast<int>(transposed ? g.h.in : g.h.out)),
         from_w(static_cast<int>(transposed ? g.w.in : g.w.out)) {
-    if (join && w.phases == 2) {
+    if (join == BoxJoin::all && h.phases == 2 && w.phases == 2 && h.to_step == 2 && w.to_step == 2) {
+      join_phases(h), join_phases(w);
+      joined_h = joined_w = 2, joined = 4;
+    } else if (join == BoxJoin::columns && w.phases == 2) {
       join_phases(w);
-      joined = 2;
+      joined_w = 2, joined = 2;
     } else if (wanted != BoxSplit::none) {
       const bool columns = split_taps(w), rows = wanted == BoxSplit::taps && split_taps(h);
       if (columns || rows) split = rows ? BoxSplit::taps : BoxSplit::columns;
@@ -300,8 +308,8 @@ struct BoxPlan {
   }
 
   // Of tiles.
-  TAPEDECK_HD int phases() const { return h.phases * phases_w(); }
-  TAPEDECK_HD int phases_w() const { return w.phases / joined; }
+  TAPEDECK_HD int phases() const { return h.phases / joined_h * phases_w(); }
+  TAPEDECK_HD int phases_w() const { return w.phases / joined_w; }
   /// Whether there are two phases of columns, next to each other, of as many columns and as much to multiply.
   bool has_twin_columns() const {
     return joined == 1 && folded == 1 && folded_from == 1 && w.phases == 2 && w.to_step == 2 &&
@@ -314,17 +322,20 @@ struct BoxPlan {
   /// Boxes that tiles of a phase read: [row of these][column][chunk of channels].
   TAPEDECK_HD int boxes(int phase) const {
     const int i = by_phases_w.divide(phase), j = by_phases_w.modulo(phase, i);
-    return h.of_phase[i] * columns_of_boxes(j) * chunks;
+    return rows_of_boxes(i) * columns_of_boxes(j) * chunks;
   }
-  /// A phase's box: its taps are h.of[i] and w.of[j], of joined phases also w.of[j + 1]. Of a row of these j
-  /// goes from `first` to `end`.
+  /// Of joined phases, by rows: from the first one's row and column of taps.
+  TAPEDECK_HD static constexpr int row_of_joined(int k) { return k / 2; }
+  TAPEDECK_HD static constexpr int column_of_joined(int k) { return k % 2; }
+  /// A phase's box: its taps are h.of[i] and w.of[j], of joined phase k also h.of[i + row_of_joined(k)] and
+  /// w.of[j + column_of_joined(k)]. Of a row of these j goes from `first` to `end`.
   struct Box {
     int i, j, chunk, first, end;
   };
   TAPEDECK_HD Box box_of(int phase, int index) const {
     const int of_h = by_phases_w.divide(phase), of_w = by_phases_w.modulo(phase, of_h),
-              first = of_w * joined * w.reads, columns = columns_of_boxes(of_w);
-    Box box{of_h * h.reads, first, 0, first, first + columns};
+              first = of_w * joined_w * w.reads, columns = columns_of_boxes(of_w);
+    Box box{of_h * joined_h * h.reads, first, 0, first, first + columns};
     if (index == 0) [[likely]]
       return box;  // where no tile is split: a division is slow between tiles
     const int pair = by_chunks.divide(index), row = pair / columns;
@@ -340,8 +351,16 @@ struct BoxPlan {
   }
   /// Of all of a phase's boxes, and of all joined phases.
   TAPEDECK_HD int taps_of(int phase) const {
-    const int i = by_phases_w.divide(phase), j = by_phases_w.modulo(phase, i) * joined;
-    return h.taps_of[i] * (w.taps_of[j] + (joined == 2 ? w.taps_of[j + 1] : 0)) * chunks;
+    const int of_h = by_phases_w.divide(phase), i = of_h * joined_h,
+              j = by_phases_w.modulo(phase, of_h) * joined_w;
+    return (h.taps_of[i] + (joined_h == 2 ? h.taps_of[i + 1] : 0)) *
+           (w.taps_of[j] + (joined_w == 2 ? w.taps_of[j + 1] : 0)) * chunks;
+  }
+  /// Of a box, and of all joined phases.
+  TAPEDECK_HD int taps_of_box(const Box& box) const {
+    int all = 0;
+    for (int k = 0; k < joined; ++k) all += taps(box.i + row_of_joined(k), box.j + column_of_joined(k));
+    return all;
   }
   /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
   TAPEDECK_HD int weight_of_taps(int i, int j, int chunk) const {
@@ -370,7 +389,8 @@ struct BoxPlan {
   int elements = 4;                                           // of a vector
   int vectors = 0, chunks = 0;                                // of a group's channels; chunks of kPixelBytes
   int weights = 0;                                            // of a group: blocks of a tap and a chunk
-  int joined = 1;                                             // phases of columns in a tile
+  std::int16_t joined = 1;                                    // phases in a tile
+  std::int8_t joined_h = 1, joined_w = 1;                     // of rows, and of columns
   Divider by_chunks, by_phases_w;
   BoxSplit split = BoxSplit::none;
   BoxAxis h, w;
@@ -382,9 +402,13 @@ struct BoxPlan {
   std::uint8_t steps_from[kMaxReads] = {}, steps_to[kMaxReads] = {};
 
  private:
-  /// Boxes along rows that tiles of a phase of columns, or of joined phases, read.
+  /// Boxes along columns and along rows that tiles of a phase, or of joined phases, read.
+  TAPEDECK_HD int rows_of_boxes(int i) const {
+    const int a = h.of_phase[joined_h * i], b = h.of_phase[joined_h * i + joined_h - 1];
+    return a > b ? a : b;
+  }
   TAPEDECK_HD int columns_of_boxes(int j) const {
-    const int a = w.of_phase[joined * j], b = w.of_phase[joined * j + joined - 1];
+    const int a = w.of_phase[joined_w * j], b = w.of_phase[joined_w * j + joined_w - 1];
     return a > b ? a : b;
   }
   static int remainder_of(const BoxAxis& axis, int plane) {
@@ -407,7 +431,7 @@ TAPEDECK_HD inline int block_row(int m) {
 struct PartsOfRows {
   /// Of a tile's rows, in images `width` wide.
   double of(const BoxTile& t, int width) const {
-    if (t.columns >= width) return 0;
+    if (t.columns >= width) return t.rows * t.images * of_row;
     if (t.columns % whole == 0) return t.rows * t.images * of_whole;
     int parts = t.rows * t.images;
     for (int i = 0; at_once > 0 && i < t.rows * t.images; ++i) {
@@ -419,6 +443,7 @@ struct PartsOfRows {
   int whole = 1;
   double of_whole = 0, of_other = 0;
   int at_once = 0, places = 1;  // places: of a warpgroup
+  double of_row = 0;            // of a whole row
 
  private:
   int part_of(int place) const {
@@ -516,13 +541,14 @@ struct ResultBox {
 };
 
 /// box_tile() for results that are written as boxes: tiles have whole rows, of pitches that `unit` divides,
-/// and a half's results are at its first `places`.
-inline BoxTile box_tile_of_halves(const BoxPlan& p, int places, int halves, int most_pixels, int unit) {
+/// and a half's results are at its first `places`. `most_images`: of a tile.
+inline BoxTile box_tile_of_halves(const BoxPlan& p, int places, int halves, int most_pixels, int unit,
+                                  int most_images = kMostOfBox) {
   const int height = p.h.most(), columns = p.w.most(), halo = p.h.halo();
   const int pitch = (columns + p.w.halo() + unit - 1) / unit * unit;
   BoxTile best;
   best.rows = 0;
-  if (p.n == 0 || height == 0 || columns == 0 || columns > places || pitch * p.joined > kMostOfBox)
+  if (p.n == 0 || height == 0 || columns == 0 || columns > places || pitch * p.joined_w > kMostOfBox)
     return best;
   double least = 0;
   const auto offer = [&](const BoxTile& t) {
@@ -543,7 +569,7 @@ inline BoxTile box_tile_of_halves(const BoxPlan& p, int places, int halves, int 
   for (int images = (places + pitch - columns) / (of_half * pitch); images > 0; --images) {
     const int all =
         height > 1 ? std::min(images, p.n) : halves * std::min(images, (p.n + halves - 1) / halves);
-    if (all < 2 || all > kMostOfBox) continue;
+    if (all < 2 || all > most_images) continue;
     offer({all, rows, columns, pitch, rows + halo});
     if (best.images > 1) break;
   }

@@ -207,7 +207,8 @@ void conv2d(const ConvTranspose2dGeometry& g, const Tensor& y, const Tensor& wei
 
 void conv_transpose2d_weight_grad(const ConvTranspose2dGeometry& g, const Tensor& input, const Tensor& y,
                                   const Tensor& result, const Prologue& before) {
-  const ConvAlgorithmScope scope(tuned(g, ConvPass::weight_gradient, input, y, result));
+  const ConvAlgorithmScope scope(tuned(g, ConvPass::weight_gradient, input, y, result)),
+      beside(choice_beside(g, input, y));
   const ConvAlgorithm algorithm = known_choice(g, ConvPass::weight_gradient, input, y).algorithm;
   const auto [x, prologue] =
       Operand(algorithm, g, ConvPass::weight_gradient, input, y.layout(), before, false);

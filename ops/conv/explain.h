@@ -55,7 +55,10 @@ namespace cpu {
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device);
 }  // namespace cpu
 namespace cu {
+/// Gradients as a tape has them computed that wants both: where that pays, they read one copy of y.
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device);
+/// The same of calls that are each alone.
+ConvExplanation explain_alone(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device);
 /// `has_wgmma`: whether the GPU has Hopper's instructions. In builds with CUDA; needs no GPU, and does not
 /// know how much scratch cuBLASLt wants.
 ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma);

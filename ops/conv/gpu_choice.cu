@@ -292,12 +292,56 @@ ConvTaken known_choice(const ConvTranspose2dGeometry& g, ConvPass pass, const Te
   return c;
 }
 
-bool shares_copy(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
-  return OperandCopies::serve_both() &&
-         known_choice(g, ConvPass::weight_gradient, dtype, x, y, has_wgmma).algorithm ==
+namespace {
+
+bool is_over_boxes(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
+  return known_choice(g, ConvPass::weight_gradient, dtype, x, y, has_wgmma).algorithm ==
              ConvAlgorithm::wgmma &&
          conv_gemm::weight_grad_way(g, x, y, conv_estimate::operands_of(dtype)).kind ==
              conv_gemm::GradKind::boxes;
+}
+
+/// choice_beside() where a tape wants both gradients and nothing is forced.
+std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
+                                         bool has_wgmma) {
+  using namespace conv_gemm;
+  const ConvTaken of_weight = known_choice(g, ConvPass::weight_gradient, dtype, x, y, has_wgmma),
+                  of_input = known_choice(g, ConvPass::input_gradient, dtype, x, y, has_wgmma);
+  if (of_input.algorithm != ConvAlgorithm::wgmma || !std::isfinite(of_weight.microseconds) ||
+      is_over_boxes(g, dtype, x, y, has_wgmma))
+    return {};
+  const Factors f = conv_estimate::operands_of(dtype);
+  const ConvCandidate boxes = boxes_of_weight_grad(f);
+  const auto over_boxes = [&] {
+    const ConvAlgorithmScope scope(boxes);
+    const WeightGradWay& way = weight_grad_way(g, x, y, f);
+    return way.kind == GradKind::boxes ? way.microseconds : std::numeric_limits<double>::infinity();
+  };
+  const auto input = [&](bool shared) {
+    return map_way(g, false, y, box_results(x, g.w.in, f.element_bytes, 0), f, shared).microseconds;
+  };
+  const bool pays = over_boxes() + input(true) < of_weight.microseconds + input(false);
+  return pays ? std::optional(boxes) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
+                                           bool has_wgmma) {
+  if (!OperandCopies::serve_both() || !has_wgmma || dtype == DType::float64 || g.n == 0 ||
+      conv_algorithm() != ConvAlgorithm::automatic)
+    return {};
+  return remembered(ConvQuestion(g, dtype, x, y, float32_precision()),
+                    [&] { return find_beside(g, dtype, x, y, has_wgmma); });
+}
+std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, const Tensor& x,
+                                           const Tensor& y) {
+  return choice_beside(g, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));
+}
+
+bool shares_copy(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y, bool has_wgmma) {
+  return OperandCopies::serve_both() &&
+         (is_over_boxes(g, dtype, x, y, has_wgmma) || choice_beside(g, dtype, x, y, has_wgmma).has_value());
 }
 bool shares_copy(const ConvTranspose2dGeometry& g, const Tensor& x, const Tensor& y) {
   return shares_copy(g, y.dtype(), x.layout(), y.layout(), conv_gemm::has_wgmma(y.device()));

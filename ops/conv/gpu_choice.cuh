@@ -3,6 +3,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 
 #include <tapedeck/ops/conv/gpu_terms.h>
 #include <tapedeck/ops/conv/kernels.h>
@@ -24,6 +25,14 @@ ConvTaken known_choice(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass
                        const Tensor& y);
 /// Whether thin products can read x: most by whole vectors, which a view may begin beside.
 bool reads_vectors(const Tensor& x);
+
+/// What computes the weight's gradient where a tape wants both and nothing is forced: boxes, if both
+/// gradients are estimated to take less time with a copy of y that both read. Nothing: as without the other
+/// one.
+std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
+                                           bool has_wgmma);
+std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, const Tensor& x,
+                                           const Tensor& y);
 
 /// Whether what a map copies for boxes serves the weight's gradient, too: a tape wants both, and that is
 /// computed over boxes, as far as is known before its choice is measured.

@@ -75,6 +75,7 @@ struct Variants {
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
       if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
         variant += ", both phases of columns in a tile";
+      if (way.kind != MapKind::windows && way.boxes.plan.joined == 4) variant += ", all phases in a tile";
       if (way.kind != MapKind::windows && way.boxes.choice.results == BoxResults::swapped)
         variant += ", phases of columns swapped by two blocks";
       if (way.kind != MapKind::windows) variant += folded(way.boxes.fold);
@@ -165,12 +166,16 @@ double rounded(double microseconds) {
 }
 
 ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma,
-                          std::optional<Device> device) {
+                          std::optional<Device> device, bool both) {
   const Variants variants{g, dtype, layout, has_wgmma, device};
   const auto choice = [&](ConvPass pass) {
     const bool shared = shares_copy(g, dtype, layout, layout, has_wgmma);
     const KnownChoiceScope scope(g, pass, dtype, layout, device);
-    const ConvTaken taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
+    const auto of_both =
+        pass == ConvPass::weight_gradient ? choice_beside(g, dtype, layout, layout, has_wgmma) : std::nullopt;
+    const ConvAlgorithmScope beside(of_both);
+    ConvTaken taken = known_choice(g, pass, dtype, layout, layout, has_wgmma);
+    if (of_both) taken.reason = "the least estimated time of both gradients, which read one copy";
     ConvChoice c = pass == ConvPass::weight_gradient
                        ? variants.of_weight_grad(taken)
                        : variants.of_map(taken, pass == ConvPass::forward, shared);
@@ -185,7 +190,7 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
   ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
   e.forward = choice(ConvPass::forward);
   {
-    const OperandCopies both(true);  // which decides how the gradients are computed
+    const OperandCopies copies(both);  // which decides how the gradients are computed
     e.input_gradient = choice(ConvPass::input_gradient);
     e.weight_gradient = choice(ConvPass::weight_gradient);
   }
@@ -198,11 +203,15 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
 }  // namespace
 
 ConvExplanation explain_conv(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
-  return explained(g, dtype, layout, conv_gemm::has_wgmma(device), device);
+  return explained(g, dtype, layout, conv_gemm::has_wgmma(device), device, true);
+}
+
+ConvExplanation explain_alone(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, Device device) {
+  return explained(g, dtype, layout, conv_gemm::has_wgmma(device), device, false);
 }
 
 ConvExplanation explain_on(const ConvTranspose2dGeometry& g, DType dtype, Layout layout, bool has_wgmma) {
-  return explained(g, dtype, layout, has_wgmma, std::nullopt);
+  return explained(g, dtype, layout, has_wgmma, std::nullopt, true);
 }
 
 }  // namespace tapedeck::cu

@@ -18,6 +18,15 @@
 // second and third layer take 0.92 to 0.99 of the fastest other way's time; layers of many tiles, where
 // blocks wait for each other at each of them, up to 1.2 times as long.
 //
+// Phases of rows write between each other's rows, too. Where these begin or end within sectors of memory, and
+// the second-level cache does not hold all results, memory seems to write these sectors in parts. There a
+// tile has all four phases, and each warpgroup a piece of each channel's image in shared memory, which
+// threads copy at once (BoxRows::write_runs()): 4096 images of 14x14, 64 to 64 channels, in TF32 on an H200
+// take 157 us for 335. Tiles are small so, and products slower; what bounds them is what is done with sums.
+// (Loads and stores of whole vectors in place of copies: 181 us. Warpgroups with a tile each, in turns: 0.95
+// of the time, for 32 channels of 28x28 1.12. A third of what a profile finds warps at are copies of threads,
+// which start one after another.)
+//
 // Few channels are folded: neighbouring columns are one with the channels of both (fold.h). The first and the
 // last tap of a row then meet only some channels, and take fewer steps of products.
 //
@@ -103,7 +112,7 @@ struct BoxKernel {
   using Output = BoxOutput<M, kPlaces, kOfPlace>;
   using Sums = typename Output::Sums;
   static constexpr int N = kPlaces, kParts = Math::kOperandParts;
-  static constexpr int kJoined = kOfPlace;  // phases of columns in a tile
+  static constexpr int kJoined = kOfPlace;  // phases in a tile
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kSums = N / 2;  // of a consumer and a phase
   // Consumers of kernels that can gather leave registers to what does.
@@ -116,7 +125,8 @@ struct BoxKernel {
   template <class F>
   __device__ __forceinline__ static void for_joined(const F& f) {
     f.template operator()<0>();
-    if constexpr (kJoined == 2) f.template operator()<1>();
+    if constexpr (kJoined > 1) f.template operator()<1>();
+    if constexpr (kJoined == 4) f.template operator()<2>(), f.template operator()<3>();
   }
 
   /// Bytes of shared memory, and where its parts begin; all but places and the end are aligned to 1024.
@@ -219,11 +229,12 @@ struct BoxKernel {
 #pragma unroll 1
       for (int b = tile.begin; b < tile.end; ++b, p.advance(box)) {
 #pragma unroll 1
-        for (int j = box.j; j < box.j + kJoined; ++j) {
-          const int taps = p.taps(box.i, j);
+        for (int k = 0; k < kJoined; ++k) {
+          const int i = box.i + BoxPlan::row_of_joined(k), j = box.j + BoxPlan::column_of_joined(k),
+                    taps = p.taps(i, j);
           const char* from =
               call.packed +
-              ((static_cast<std::int64_t>(tile.group) * p.weights + p.weight_of_taps(box.i, j, box.chunk)) *
+              ((static_cast<std::int64_t>(tile.group) * p.weights + p.weight_of_taps(i, j, box.chunk)) *
                    call.tiles_block +
                tile.block) *
                   bytes +
@@ -307,7 +318,7 @@ struct BoxKernel {
         if constexpr (kParts > 1) clear(sums[k]);
       }
       const bool whole = p.all_steps() == p.chunks * kMostSteps && !p.is_narrow;
-      constexpr bool kFewRegisters = kParts * kJoined == 4;  // for another loop
+      constexpr bool kFewRegisters = kParts * kJoined >= 4;  // for another loop
       const auto multiply = [&]<bool kTransposed>() {
         if (!kFewRegisters && whole) {
           multiply_boxes<kTransposed, kFewRegisters ? -1 : kMostSteps>(tile, sums);
@@ -428,7 +439,8 @@ struct BoxKernel {
     __device__ __forceinline__ void multiply_taps(const BoxPlan::Box& box, int steps, float (&sums)[kSums],
                                                   bool& has_products) {
       const BoxPlan& p = call_.plan;
-      const BoxTaps &h = p.h.of[box.i], &w = p.w.of[box.j + kPhase];
+      const BoxTaps &h = p.h.of[box.i + BoxPlan::row_of_joined(kPhase)],
+                    &w = p.w.of[box.j + BoxPlan::column_of_joined(kPhase)];
       int begin = 0, end = steps;
       if (kSteps == 0) {
         const int before = box.chunk * kMostSteps;
@@ -439,6 +451,7 @@ struct BoxKernel {
       const int rows = uniform(h.taps), columns = uniform(w.taps);
       const unsigned right = uniform(w.shift * kPixel), down = h.shift * call_.tile.row_pixels() * kPixel;
       unsigned row = box_at_ + boxes_.stage * kParts * call_.box_bytes / 16 + w.first * kPixel;
+      if constexpr (kJoined == 4) row += h.first * call_.tile.row_pixels() * kPixel;
 #pragma unroll 1
       for (int y = 0; y < rows; ++y, row += down) {
         unsigned from = row;
@@ -661,7 +674,7 @@ struct BoxKernel {
       }
       if (kParts == 1 && first && warpgroup > 0) barriers.lead.wait(0);
       float bias[2];
-      constexpr bool kFewRegisters = kParts * kJoined == 4;
+      constexpr bool kFewRegisters = kParts * kJoined >= 4;
       if (!kFewRegisters) Output::load_bias(call, tile, bias);  // before it is needed
       Sums sums;
       in_turn([&] { consumer.start(tile, sums); });

@@ -65,7 +65,9 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
     call.largest_is_guess = false, call.repeats = true;
     launch();
   }
-  if (call.splits > 1) {
+  if constexpr (K::kJoined == 4) {
+    check(call.splits == 1, "conv: tiles of all phases are not split");
+  } else if (call.splits > 1) {
     launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
                   dim3(grid_size("conv", choice.tiles), K::kJoined * K::kSums / 4), kConsumerThreads, call);
   }
@@ -133,8 +135,13 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     call.box = ResultBox(call.tile, call.halves);
     for (int i = 0; i < plan.h.phases; ++i)
       call.maps[plan.planes() + i] = result_map(to, plan.h.to[i], plan.h.to_step, plan.h.count[i],
-                                                call.tile.pitch * (swaps ? 2 : plan.joined), call.box,
+                                                call.tile.pitch * (swaps ? 2 : plan.joined_w), call.box,
                                                 swaps || channel_copies(plan.to_channels) > 1 ? 1 : 2);
+  }
+  if (choice.results == BoxResults::runs) {
+    announce_bulk_writes(to);
+    call.box = ResultBox(call.tile, call.halves);
+    call.runs = ResultRuns(plan, call.box, sizeof(T));
   }
   if (choice.results == BoxResults::pixels) {
     announce_bulk_writes(to);
@@ -165,6 +172,13 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
     call.rows_are_vectors = plan.w.count[0] * 2 * sizeof(T) == kVectorBytes &&
                             rows_are_whole(call.to_strides, to, kVectorBytes / sizeof(T));
   if (are_folds(choice.results)) call.pairs = true, call.vectors = rows_are_whole(call.to_strides, to, 4);
+  if (choice.results == BoxResults::runs) {
+    const auto are_whole = [&](int columns) {
+      return call.runs.width % columns == 0 &&
+             reinterpret_cast<std::uintptr_t>(to.raw()) % (static_cast<unsigned>(columns) * sizeof(T)) == 0;
+    };
+    call.vectors = are_whole(4), call.pairs = are_whole(2);
+  }
   const WeightStrides strides(g, transposed, plan, w.layout());
   call.kernel_w = strides.kernel_w;
   if (!Math::kScaled && strides.last)
@@ -201,8 +215,10 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   };
   if (plan.joined == 1) {
     launch_any.template operator()<1>(BoxPlaces());
-  } else {
+  } else if (plan.joined == 2) {
     launch_any.template operator()<2>(JoinedPlaces());
+  } else {
+    launch_any.template operator()<4>(AllJoinedPlaces());
   }
 }
 

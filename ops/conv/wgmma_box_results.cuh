@@ -59,33 +59,37 @@ struct BoxOutput : BoxSums<Math, kPlaces, kOfPlace> {
     if constexpr (kCanSwap)
       if (call.results == BoxResults::swapped)
         return Rows::write_swapped(call, tile, memory, barriers, sums[0]);
-    if (call.results == BoxResults::boxes) return Rows::write_box(call, tile, memory, sums);
-    if constexpr (kCanBePixels)
-      if (call.results == BoxResults::pixels) return Pixels::write_pixels(call, tile, memory, sums[0]);
-    float* const staged = reinterpret_cast<float*>(memory);
-    const int first = first_channel(call, tile);
-    Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
-    places += first_place(call);
-    if constexpr (kJoined == 1) {
-      if (call.results == BoxResults::folds) return Rows::write_folds(call, tile, places, to, sums[0]);
-    }
-    const auto write_pairs_of = [&]<bool kFolded>() {
-      if constexpr (sizeof(Value) == 2) {
-        Rows::template write_halves<kFolded>(call, tile, places, memory, to, sums);
-      } else {
-        Rows::template write_pairs<kFolded>(call, tile, places, staged, to, sums);
-      }
-    };
-    if (kJoined == 1 && call.results == BoxResults::folded_pairs) {
-      write_pairs_of.template operator()<kJoined == 1>();
-    } else if (kJoined == 2 || call.results == BoxResults::pairs) {
-      write_pairs_of.template operator()<false>();
-    } else if (call.results == BoxResults::rows) {
-      Rows::write_rows(call, tile, places, staged, to, sums[0]);
-    } else if (call.vectors) {
-      Pixels::write_vectors(call, tile, places, staged, to + first, sums[0]);
+    if constexpr (kJoined == 4) {
+      Rows::write_runs(call, tile, places, memory, sums);
     } else {
-      Pixels::write_channels(call, tile, places, to, sums[0]);
+      if (call.results == BoxResults::boxes) return Rows::write_box(call, tile, memory, sums);
+      if constexpr (kCanBePixels)
+        if (call.results == BoxResults::pixels) return Pixels::write_pixels(call, tile, memory, sums[0]);
+      float* const staged = reinterpret_cast<float*>(memory);
+      const int first = first_channel(call, tile);
+      Value* const to = static_cast<Value*>(call.to) + first_result(call, tile);
+      places += first_place(call);
+      if constexpr (kJoined == 1) {
+        if (call.results == BoxResults::folds) return Rows::write_folds(call, tile, places, to, sums[0]);
+      }
+      const auto write_pairs_of = [&]<bool kFolded>() {
+        if constexpr (sizeof(Value) == 2) {
+          Rows::template write_halves<kFolded>(call, tile, places, memory, to, sums);
+        } else {
+          Rows::template write_pairs<kFolded>(call, tile, places, staged, to, sums);
+        }
+      };
+      if (kJoined == 1 && call.results == BoxResults::folded_pairs) {
+        write_pairs_of.template operator()<kJoined == 1>();
+      } else if (kJoined == 2 || call.results == BoxResults::pairs) {
+        write_pairs_of.template operator()<false>();
+      } else if (call.results == BoxResults::rows) {
+        Rows::write_rows(call, tile, places, staged, to, sums[0]);
+      } else if (call.vectors) {
+        Pixels::write_vectors(call, tile, places, staged, to + first, sums[0]);
+      } else {
+        Pixels::write_channels(call, tile, places, to, sums[0]);
+      }
     }
   }
 
@@ -95,7 +99,8 @@ struct BoxOutput : BoxSums<Math, kPlaces, kOfPlace> {
   }
   /// What ends a kernel.
   __device__ __forceinline__ static void end(const BoxArguments& call) {
-    if (are_boxes(call.results) || call.results == BoxResults::pixels) await_boxes_read();
+    if (are_boxes(call.results) || call.results == BoxResults::pixels || call.results == BoxResults::runs)
+      await_boxes_read();
   }
 
   static constexpr int kPartsAtOnce = 4;  // loads of a sum

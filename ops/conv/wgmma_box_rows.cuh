@@ -1,7 +1,8 @@
-// Results over boxes (wgmma_box.cuh) to nchw: boxes of whole rows, those that two blocks swap, and loops over
-// single results, pairs, and folded columns.
+// Results over boxes (wgmma_box.cuh) to nchw: boxes of whole rows, those that two blocks swap, runs of all
+// phases, and loops over single results, pairs, and folded columns.
 #pragma once
 
+#include <tapedeck/ops/conv/strip_async.cuh>
 #include <tapedeck/ops/conv/wgmma_box_sums.cuh>
 
 namespace tapedeck::cu::conv_gemm {
@@ -212,6 +213,93 @@ struct BoxRows : BoxSums<Math, kPlaces, kOfPlace> {
       store_if(exists, reinterpret_cast<uint4*>(to + n * s.n + y * to_row + 2 * c * s.c),
                load_words(from + i * row_bytes));
     }
+  }
+
+  /// In nchw, of tiles that have all phases and whole rows: what a warpgroup has of an image's channel is one
+  /// piece of memory, wherever that begins. A warp puts its channels' runs in order in shared memory, each as
+  /// it lies in vectors of memory; threads copy whole vectors of a run each at once, and what is before and
+  /// behind these.
+  __device__ __forceinline__ static void write_runs(const BoxArguments& call, const TileAt& tile,
+                                                    const PlaceOfResult* places, char* memory,
+                                                    const Sums& sums) {
+    static_assert(kJoined == 4);
+    const BoxPlan& p = call.plan;
+    const ResultBox& box = call.box;
+    const ResultRuns& runs = call.runs;
+    const ImageStrides& s = call.to_strides;
+    constexpr int kVector = kVectorBytes / sizeof(Value);
+    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
+              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
+              copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
+              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
+              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
+              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images),
+              count = runs.count(row);
+    if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || count <= 0) return;
+    Value* const to = static_cast<Value*>(call.to) + image * s.n + static_cast<std::int64_t>(2 * row) * s.h +
+                      (static_cast<std::int64_t>(tile.group) * p.to_channels + first_of_warp) * s.c;
+    Value* const staged = reinterpret_cast<Value*>(memory) + warp * runs.staged();
+    // Where a run begins in its vector, from its channel and image on.
+    const auto in_vector =
+        [begin = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(to) / sizeof(Value)),
+         of_channel = static_cast<unsigned>(s.c), of_image = static_cast<unsigned>(s.n)](int c, int n) {
+          return static_cast<int>((begin + c * of_channel + n * of_image) % kVector);
+        };
+    await_boxes_read();
+    __syncwarp();
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      if (call.log_copies > 0 && copy != odd) continue;
+      const int channel = lane / 4 * 2 + odd;
+      Value* const mine = staged + (call.log_copies == 0 ? channel : lane / 4) * (runs.images * runs.pitch);
+#pragma unroll
+      for (int k = 0; k < kSums; k += 4) {  // two places
+        const PlaceOfResult at = places[place(k)];
+        Value* const first =
+            mine + static_cast<int>(at.offset) + in_vector(channel, static_cast<int>(at.in_tile & 0x1ff));
+        const int left = place(k) < box.places ? runs.width - 2 * static_cast<int>(at.in_tile >> 20) : 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // rows
+          Value* const four = first + i * runs.width;
+          Pack<Value, 4> values;
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            values.values[e] = convert<Value>(sums[2 * i + e % 2][k + odd * 2 + e / 2]);
+          if (call.vectors) {
+            if (left > 0) *reinterpret_cast<Pack<Value, 4>*>(four) = values;
+          } else if (call.pairs) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2)
+              if (left > e)
+                *reinterpret_cast<Pack<Value, 2>*>(four + e) = {values.values[e], values.values[e + 1]};
+          } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              if (left > e) four[e] = values.values[e];
+          }
+        }
+      }
+    }
+    fence_async();
+    __syncwarp();
+#pragma unroll 1
+    for (int run = lane; run < runs.all(); run += 32) {
+      const int c = runs.by_images.divide(run), n = runs.by_images.modulo(run, c),
+                channel = call.log_copies == 0 ? c : 2 * c + copy;
+      if (first_of_warp + channel >= p.to_channels || image + n >= p.n) continue;
+      const int at = in_vector(channel, n);
+      const ResultRuns::Whole whole = runs.whole(count, at);
+      const Value* const from = staged + run * runs.pitch + at;
+      Value* const result = to + channel * s.c + n * s.n;
+      if (whole.end > whole.begin)
+        conv_strip::start_bulk_copy(result + whole.begin, shared_address(from + whole.begin),
+                                    (whole.end - whole.begin) * static_cast<int>(sizeof(Value)));
+#pragma unroll 1
+      for (int e = 0; e < whole.begin; ++e) result[e] = from[e];
+#pragma unroll 1
+      for (int e = whole.end; e < count; ++e) result[e] = from[e];
+    }
+    commit_boxes();
   }
 
   /// Writes a place's values of channels `step` apart, of which `count` exist, if the place does.

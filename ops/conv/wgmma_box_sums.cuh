@@ -8,7 +8,8 @@
 
 namespace tapedeck::cu::conv_gemm {
 
-/// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products.
+/// For tiles of kPlaces of each of kOfPlace joined phases, and sums of Math's products: joined phase k has
+/// columns BoxPlan::column_of_joined(k).
 template <class Math, int kPlaces, int kOfPlace>
 struct BoxSums {
   using Value = typename Math::Value;
@@ -72,6 +73,11 @@ struct BoxSums {
     const ImageStrides& s = call.to_strides;
     const BoxPlace at(call.by_place, place);
     PlaceOfResult result;
+    if constexpr (kJoined == 4) {  // in shared memory
+      result.offset = at.image * call.runs.pitch + call.runs.result(at.row, at.column);
+      result.in_tile = in_tile(at.image, at.row, at.column);
+      return result;
+    }
     result.offset = at.image * s.n + static_cast<std::int64_t>(at.row * p.h.to_step) * s.h +
                     static_cast<std::int64_t>(at.column * p.w.to_step) * s.w;
     result.in_tile = in_tile(at.image, at.row, at.column);

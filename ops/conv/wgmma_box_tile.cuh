@@ -65,15 +65,16 @@ struct BoxArguments {
   bool rows_are_vectors;  // of swapped results: kVectorBytes each
   int staged_bytes;
   // Whether kVectorBytes of channels of `to`, or two, are neighbours and can be written at once; of
-  // are_folds(), four and two columns.
+  // are_folds() and runs, four and two columns.
   bool vectors, pairs;
+  ResultRuns runs;  // of results, if they are runs
 };
 
 static_assert(offsetof(BoxArguments, plan) == 3 * 64 && offsetof(BoxPlan, h) == 64 &&
               offsetof(BoxAxis, of) == 64);
 static_assert(sizeof(BoxArguments) <= 4096);  // what a kernel's parameters may take with CUDA 12.0
 
-/// Tile `index` of call.tiles * call.splits, with kJoined phases of columns.
+/// Tile `index` of call.tiles * call.splits, with kJoined phases.
 template <int kJoined>
 struct BoxTileAt {
   BoxTileAt() = default;
@@ -100,10 +101,11 @@ struct BoxTileAt {
     image = next(call.by_images) * call.tile.images;
     group = index;
     i = p.by_phases_w.divide(phase), j = p.by_phases_w.modulo(phase, i);
-    rows = min(call.tile.rows, p.h.count[i] - row);
+    const int height = kJoined == 4 ? max(p.h.count[0], p.h.count[1]) : p.h.count[i];
+    rows = min(call.tile.rows, height - row);
     most_columns = 0;
 #pragma unroll
-    for (int k = 0; k < kJoined; ++k) {
+    for (int k = 0; k < kColumns; ++k) {
       columns[k] = min(call.tile.columns, p.w.count[j + k] - column);
       most_columns = max(most_columns, columns[k]);
     }
@@ -114,14 +116,15 @@ struct BoxTileAt {
   }
   /// columns[k], without an address: so the array stays in registers.
   __device__ int columns_of(int k) const {
-    return k == 0 ? columns[0] : columns[kJoined - 1];
+    return k == 0 ? columns[0] : columns[kColumns - 1];
   }
   __device__ bool has_results() const {
     return rows > 0 && most_columns > 0;
   }
-  int block, phase, i, j, group, image, row, column;  // j: the first of joined phases
-  int images, rows, columns[kJoined], most_columns;   // that are inside
-  int begin, end;                                     // boxes
+  static constexpr int kColumns = kJoined == 1 ? 1 : 2;  // phases of these
+  int block, phase, i, j, group, image, row, column;     // i, j: the first of joined phases
+  int images, rows, columns[kColumns], most_columns;     // that are inside
+  int begin, end;                                        // boxes
 };
 
 }  // namespace tapedeck::cu::conv_gemm

@@ -46,7 +46,7 @@ Terms of_any(const ConvCall& c, const Plan& p, double clocks, double read, doubl
           has_odd_planes(c, transposed) ? copied : 0,
           has_gaps ? out : 0,
           has_gaps ? out * static_cast<double>(c.g.w.stride - 1) : 0,
-          to_rows ? conv_estimate::in_short_rows(c, out) : 0,
+          to_rows && results != BoxResults::runs ? conv_estimate::in_short_rows(c, out) : 0,
           to_rows ? p.most_chunks() / 10.0 : 0};
 }
 constexpr std::size_t kOfAny = 11;
