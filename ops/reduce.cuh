@@ -6,8 +6,8 @@
 //
 // A block's threads are lanes of results times lanes of terms. Lane l takes the terms l, l + lanes, ...;
 // lanes are folded pairwise. Where there are few results the terms are also split into chunks, one a block,
-// and a second kernel folds the chunks' totals in the same way. All numbers follow from shapes and types, and
-// whether vectors are aligned and whole, so the bits are the same in every run and on every GPU.
+// and a second kernel folds the chunks' totals in the same way. All numbers follow from the shape and the
+// type alone, so the bits are the same in every run and on every GPU.
 //
 // What a multiprocessor's blocks read at once bounds large tensors: with three blocks of 256 threads in place
 // of two, an H200 takes 323 for 384 us to rectify a gradient of 411 MB and to add it up by channels.
@@ -27,7 +27,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <type_traits>
 
 #include <tapedeck/ops/map.cuh>
 
@@ -58,17 +57,17 @@ struct ReducePlan {
   int term_lanes = 1;
   std::int64_t chunk = 1, chunks = 1;  // terms of a block
 
-  /// For each chunk.
-  std::int64_t blocks() const { return ceil_div(result_vectors, kThreads / term_lanes); }
   /// Whether steps between terms need no division.
   __host__ __device__ bool steps_simply() const { return reduced.rank <= (columns ? 1 : 2); }
 };
 
-/// Blocks that a multiprocessor has at once: as many registers as a thread may have without spilling any.
-template <class Value, bool kPlain>
-inline constexpr int kReduceBlocks = sizeof(Value) > 8                                                  ? 1
-                                     : sizeof(Value) <= 4 || (kPlain && !std::is_same_v<Value, double>) ? 3
-                                                                                                        : 2;
+/// Blocks of `Value`s of so many bytes that a multiprocessor has at once: as many registers as a thread may
+/// have. (Three of pairs of float32 spill some, and where they do not, sums of a batch normalisation's
+/// gradient took as long.)
+template <class Value>
+inline constexpr int kReduceBlocks = sizeof(Value) <= 4   ? 3
+                                     : sizeof(Value) <= 8 ? 2
+                                                          : 1;
 
 inline constexpr std::int64_t kMultiprocessors = 132;  // of an H100: results do not depend on the device
 
@@ -85,9 +84,10 @@ inline std::int64_t best_chunks(std::int64_t blocks, std::int64_t at_once) {
   return best;
 }
 
-/// Divides a reduction among threads. `aligned`: whether element 0 of everything that is read starts a
-/// vector.
-inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1>& reduced, bool aligned) {
+/// Divides a reduction. `aligned`: whether element 0 of everything that is read starts a vector. `each`:
+/// blocks that a multiprocessor has at once.
+inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1>& reduced, bool aligned,
+                                 int each) {
   ReducePlan plan{kept, reduced};
   const std::int64_t rows = reduced.count();
   plan.results = kept.count();
@@ -121,17 +121,13 @@ inline ReducePlan plan_reduction(const StridedLoop<2>& kept, const StridedLoop<1
     for (; plan.term_lanes > 32 && blocks > kMultiprocessors * 7 / 4; blocks = ceil_div(blocks, 2))
       plan.term_lanes /= 2;
   }
-  return plan;
-}
-/// Divides it into chunks for blocks of which a multiprocessor has `each` at once.
-inline void share_terms(ReducePlan& plan, int each) {
-  const std::int64_t blocks = plan.blocks();
   // Chunks have a second kernel, which costs more than a few terms: not where most of the GPU is busy anyway.
   const std::int64_t least = blocks > kMultiprocessors / 2 ? 16 : 1,
                      most = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.term_lanes * least));
   plan.chunks = std::min(best_chunks(std::max<std::int64_t>(blocks, 1), each * kMultiprocessors), most);
   plan.chunk = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunks));
   plan.chunks = std::max<std::int64_t>(1, ceil_div(plan.terms, plan.chunk));
+  return plan;
 }
 
 /// Terms of a thread that are read at once.
@@ -238,7 +234,7 @@ class TermWalk {
 
 /// partial[chunk * results + result] receives the totals, or, without `partial`, finish() does.
 template <class Reduction, bool kColumns, bool kPlain>
-__global__ void __launch_bounds__(kThreads, kReduceBlocks<typename Reduction::Value, kPlain>)
+__global__ void __launch_bounds__(kThreads, kReduceBlocks<typename Reduction::Value>)
     reduce_kernel(const __grid_constant__ ReducePlan plan, const __grid_constant__ Reduction given,
                   typename Reduction::Total* partial) {
   using Total = typename Reduction::Total;
@@ -355,20 +351,19 @@ template <class Reduction>
 void reduce(const char* op, Device device, const StridedLoop<2>& kept, const StridedLoop<1>& reduced,
             bool aligned, const Reduction& r) {
   using Total = typename Reduction::Total;
-  using Value = typename Reduction::Value;
-  ReducePlan plan = plan_reduction(kept, reduced, aligned);
-  bool plain = false;
-  if constexpr (requires { r.is_plain(); }) plain = plan.packed && plan.steps_simply() && r.is_plain();
-  share_terms(plan, plain ? kReduceBlocks<Value, true> : kReduceBlocks<Value, false>);
+  const ReducePlan plan = plan_reduction(kept, reduced, aligned, kReduceBlocks<typename Reduction::Value>);
   const Workspace<Total> partial(device, plan.chunks > 1 ? plan.chunks * plan.results : 0);
-  const dim3 grid(grid_size(op, plan.blocks()), static_cast<unsigned>(plan.chunks));
+  const dim3 grid(grid_size(op, ceil_div(plan.result_vectors, kThreads / plan.term_lanes)),
+                  static_cast<unsigned>(plan.chunks));
   const auto run = [&]<bool kPlain>() {
     launch_kernel(
         op, device,
         plan.columns ? reduce_kernel<Reduction, true, kPlain> : reduce_kernel<Reduction, false, kPlain>, grid,
         kThreads, plan, r, partial.data());
   };
+  bool plain = false;
   if constexpr (requires { r.is_plain(); }) {
+    plain = plan.packed && plan.steps_simply() && r.is_plain();
     if (plain) run.template operator()<true>();
   }
   if (!plain) run.template operator()<false>();
