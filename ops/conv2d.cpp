@@ -40,7 +40,8 @@ struct Conv2d final : Op {
 
   Variables backward(const OpContext& c, const Variables& gx) override {
     const auto [gu, gb] = rectified_gradients(c, gx[0], negative_slope_, detail::channel_dim(gx[0]));
-    const OperandCopies copies(c.needs_grad(0) && c.needs_grad(1));  // of gu
+    const bool both = c.needs_grad(0) && c.needs_grad(1);
+    const OperandCopies copies(both ? ReadByBoth::x : ReadByBoth::none);  // of gu
     return {c.needs_grad(0) ? detail::transposed(call_, gu, c.input(1)) : Variable(),
             c.needs_grad(1) ? detail::correlation(call_, gu, c.input(0)) : Variable(), gb};
   }

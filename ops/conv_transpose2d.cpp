@@ -43,7 +43,8 @@ struct ConvTranspose2d final : Op {
     // other one may leave out (ops/largest.cuh).
     const bool both = c.needs_grad(0) && c.needs_grad(1);
     std::optional<OperandCopies> copies;
-    if (!both || gu.tensor().read() != c.input(0).tensor().read()) copies.emplace(both);
+    if (!both || gu.tensor().read() != c.input(0).tensor().read())
+      copies.emplace(both ? ReadByBoth::y : ReadByBoth::none);
     return {c.needs_grad(0) ? detail::plain(call_, gu, c.input(1)) : Variable(),
             c.needs_grad(1) ? detail::correlation(call_, c.input(0), gu) : Variable(), gb};
   }

@@ -49,7 +49,7 @@ struct NormalizedConvTranspose2d final : Op {
   Variables backward(const OpContext& c, const Variables& gy) override {
     const auto [gu, gb] = rectified_gradients(c, gy[0], negative_slope_, 1, bias);
     const bool both = needs_normalized(c) && c.needs_grad(weight);
-    const OperandCopies copies(both);  // of gu
+    const OperandCopies copies(both ? ReadByBoth::y : ReadByBoth::none);  // of gu
     Variables gradients(7);
     if (needs_normalized(c)) {
       const Variable gz = detail::plain(call_, gu, c.input(weight));

@@ -568,11 +568,11 @@ TEST_F(CudaConv, ExplainKnowsTheWorkspace) {
           expect_workspace("forward", e.forward,
                            bytes_taken([&] { cu::conv_transpose2d(g, x, w, bias, y); }));
           expect_workspace("input gradient", e.input_gradient, bytes_taken([&] {
-                             const OperandCopies both(true);
+                             const OperandCopies both(ReadByBoth::y);
                              cu::conv2d(g, y, w, {}, x);
                            }));
           expect_workspace("weight gradient", e.weight_gradient, bytes_taken([&] {
-                             const OperandCopies both(true);
+                             const OperandCopies both(ReadByBoth::y);
                              cu::conv_transpose2d_weight_grad(g, x, y, w);
                            }));
         }
@@ -635,11 +635,11 @@ TEST_F(CudaConv, GradientsTogetherReadTheSameCopies) {
         const auto g = conv_transpose2d_geometry(x.tensor(), w.tensor(), {}, c.options);
         const Variables both = tape.gradient(y, {x, w}, {.gradient = gy});
         {
-          const OperandCopies copies(true);
+          const OperandCopies copies(ReadByBoth::y);
           cu::conv2d(g, gy, w.tensor(), {}, gx);
         }
         {
-          const OperandCopies copies(true);
+          const OperandCopies copies(ReadByBoth::y);
           cu::conv_transpose2d_weight_grad(g, x.tensor(), gy, gw);
         }
         EXPECT_TRUE(same_bits(both[0].tensor().to(Device{}), gx.to(Device{})));

@@ -208,8 +208,11 @@ std::optional<KnownChoice> known_tuned(const ConvTranspose2dGeometry& g, ConvPas
   // Measured alone: not where both gradients read a copy that this would not make.
   const ConvAlgorithm a = shipped->candidate.algorithm;
   const bool floats = a == ConvAlgorithm::boxes || a == ConvAlgorithm::windows,
-             reads_y = a == ConvAlgorithm::gathered || (dtype == DType::float32 && floats);
-  if (pass == ConvPass::input_gradient && reads_y && OperandCopies::serve_both()) return {};
+             reads_operand = a == ConvAlgorithm::gathered || (dtype == DType::float32 && floats);
+  const ReadByBoth both = OperandCopies::read_by_both();
+  const bool is_beside = (pass == ConvPass::input_gradient && both == ReadByBoth::y) ||
+                         (pass == ConvPass::forward && both == ReadByBoth::x);
+  if (is_beside && reads_operand) return {};
   return KnownChoice{*shipped, true};
 }
 
@@ -225,7 +228,7 @@ std::optional<ConvCandidate> tuned(const ConvTranspose2dGeometry& g, ConvPass pa
   };
   if (number != 0 && is_captured(device)) return known();
   return remembered(ConvQuestion(g, pass, y.dtype(), x.layout(), y.layout(), float32_precision(),
-                                 device.index, number, OperandCopies::serve_both()),
+                                 device.index, number, OperandCopies::read_by_both()),
                     [&]() -> std::optional<ConvCandidate> {
                       if (const auto tuner = number == 0 ? nullptr : conv_tuner()) {
                         Trial trial(g, pass, x, y, w);

@@ -301,14 +301,14 @@ bool is_over_boxes(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layo
              conv_gemm::GradKind::boxes;
 }
 
-/// choice_beside() where a tape wants both gradients and nothing is forced.
-std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
-                                         bool has_wgmma) {
+/// choice_beside() where nothing is forced: a map of this pass and the weight's gradient read one operand.
+std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, ConvPass pass, DType dtype,
+                                         Layout x, Layout y) {
   using namespace conv_gemm;
-  const ConvTaken of_weight = known_choice(g, ConvPass::weight_gradient, dtype, x, y, has_wgmma),
-                  of_input = known_choice(g, ConvPass::input_gradient, dtype, x, y, has_wgmma);
-  if (of_input.algorithm != ConvAlgorithm::wgmma || !std::isfinite(of_weight.microseconds) ||
-      is_over_boxes(g, dtype, x, y, has_wgmma))
+  const ConvTaken of_weight = known_choice(g, ConvPass::weight_gradient, dtype, x, y, true),
+                  of_map = known_choice(g, pass, dtype, x, y, true);
+  if (of_map.algorithm != ConvAlgorithm::wgmma || !std::isfinite(of_weight.microseconds) ||
+      is_over_boxes(g, dtype, x, y, true))
     return {};
   const Factors f = conv_estimate::operands_of(dtype);
   const ConvCandidate boxes = boxes_of_weight_grad(f);
@@ -317,10 +317,13 @@ std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, DType
     const WeightGradWay& way = weight_grad_way(g, x, y, f);
     return way.kind == GradKind::boxes ? way.microseconds : std::numeric_limits<double>::infinity();
   };
-  const auto input = [&](bool shared) {
-    return map_way(g, false, y, box_results(x, g.w.in, f.element_bytes, 0), f, shared).microseconds;
+  const auto map = [&](bool shared) {
+    const bool transposed = pass == ConvPass::forward;
+    const BoxResults results =
+        box_results(transposed ? y : x, transposed ? g.w.out : g.w.in, f.element_bytes, 0);
+    return map_way(g, transposed, transposed ? x : y, results, f, shared).microseconds;
   };
-  const bool pays = over_boxes() + input(true) < of_weight.microseconds + input(false);
+  const bool pays = over_boxes() + map(true) < of_weight.microseconds + map(false);
   return pays ? std::optional(boxes) : std::nullopt;
 }
 
@@ -328,11 +331,13 @@ std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, DType
 
 std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
                                            bool has_wgmma) {
-  if (!OperandCopies::serve_both() || !has_wgmma || dtype == DType::float64 || g.n == 0 ||
+  const ReadByBoth both = OperandCopies::read_by_both();
+  if (both == ReadByBoth::none || !has_wgmma || dtype == DType::float64 || g.n == 0 ||
       conv_algorithm() != ConvAlgorithm::automatic)
     return {};
-  return remembered(ConvQuestion(g, dtype, x, y, float32_precision()),
-                    [&] { return find_beside(g, dtype, x, y, has_wgmma); });
+  return remembered(ConvQuestion(g, both, dtype, x, y, float32_precision()), [&] {
+    return find_beside(g, both == ReadByBoth::x ? ConvPass::forward : ConvPass::input_gradient, dtype, x, y);
+  });
 }
 std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, const Tensor& x,
                                            const Tensor& y) {

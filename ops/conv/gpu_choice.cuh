@@ -26,9 +26,8 @@ ConvTaken known_choice(const ConvTranspose2dGeometry& g, conv_estimate::ConvPass
 /// Whether thin products can read x: most by whole vectors, which a view may begin beside.
 bool reads_vectors(const Tensor& x);
 
-/// What computes the weight's gradient where a tape wants both and nothing is forced: boxes, if both
-/// gradients are estimated to take less time with a copy of y that both read. Nothing: as without the other
-/// one.
+/// What computes the weight's gradient where a map reads an operand of it, too (ReadByBoth), and nothing is
+/// forced: boxes, if both are estimated to take less time with one copy of that. Nothing: as it is alone.
 std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, DType dtype, Layout x, Layout y,
                                            bool has_wgmma);
 std::optional<ConvCandidate> choice_beside(const ConvTranspose2dGeometry& g, const Tensor& x,

@@ -190,7 +190,8 @@ ConvExplanation explained(const ConvTranspose2dGeometry& g, DType dtype, Layout 
   ConvExplanation e = cpu::explain_conv(g, dtype, layout, {});
   e.forward = choice(ConvPass::forward);
   {
-    const OperandCopies copies(both);  // which decides how the gradients are computed
+    const OperandCopies copies(both ? ReadByBoth::y
+                                    : ReadByBoth::none);  // which decides how the gradients are computed
     e.input_gradient = choice(ConvPass::input_gradient);
     e.weight_gradient = choice(ConvPass::weight_gradient);
   }

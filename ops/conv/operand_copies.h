@@ -23,18 +23,24 @@ struct OperandForm {
   friend bool operator==(const OperandForm&, const OperandForm&) = default;
 };
 
+/// Which operand a map of the family and the weight's gradient of the same geometry will both read: what a
+/// tape makes of y's gradient is y for both gradients of conv_transpose2d, and x for those of conv2d.
+enum class ReadByBoth { none, x, y };
+
 /// While one lives, its thread keeps the copies that kernels make of operands, and uses them again. Nobody
 /// may write these operands meanwhile.
 class OperandCopies {
  public:
-  /// `both`: a map of the family and the weight's gradient of the same geometry will read one operand.
-  explicit OperandCopies(bool both = false) : outer_(current_), both_(both) { current_ = this; }
+  explicit OperandCopies(ReadByBoth both = ReadByBoth::none) : outer_(current_), both_(both) {
+    current_ = this;
+  }
   ~OperandCopies() { current_ = outer_; }
   OperandCopies(const OperandCopies&) = delete;
   OperandCopies& operator=(const OperandCopies&) = delete;
 
-  /// Whether what a map makes of its operand serves the weight's gradient, too.
-  static bool serve_both() { return current_ != nullptr && current_->both_; }
+  /// What a map makes of this operand serves the weight's gradient, too.
+  static ReadByBoth read_by_both() { return current_ != nullptr ? current_->both_ : ReadByBoth::none; }
+  static bool serve_both() { return read_by_both() != ReadByBoth::none; }
 
   /// The bytes of a kept copy, or nothing.
   static std::shared_ptr<void> find(const Tensor& source, const OperandForm& form) {
@@ -60,7 +66,7 @@ class OperandCopies {
 
   static inline thread_local OperandCopies* current_ = nullptr;
   OperandCopies* outer_;
-  bool both_;
+  ReadByBoth both_;
   std::vector<Copy> copies_;
 };
 
