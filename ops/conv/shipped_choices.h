@@ -7,7 +7,8 @@
 // Without those of weight's gradients in nchw that pairs of columns (pair_grad_plan.h) compute sooner, as an
 // H200 did.
 // Of dcgan2 to dcgan4, vae1 and vae2 forward and input gradient were measured anew on an H200 when a block's
-// only tile had no lead (box_choice.h) any more; kb69's of float32 by cuda_conv_bench --candidates.
+// only tile had no lead (box_choice.h) any more; kb69's of float32 by cuda_conv_bench --candidates. Of 1024
+// images in a DCGAN's layers and 4096 in a VAE's, forward and input gradient in nchw: at 2e790d8.
 #pragma once
 
 #include <string_view>
@@ -91,8 +92,10 @@ NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	32 512 256 1 64 
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	halves 2.2.1.1.12.16.16.0	1230.688	1416.928
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.8.16.16.0	5679.232	6301.984
 NVIDIA H100 80GB HBM3	weight_gradient	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.2.1.8.16.16.0	2432.16	2791.296
+NVIDIA H200	forward	bfloat16	highest	nchw	nchw	1024 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	wgmma	137.504	165.824
 NVIDIA H200	forward	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.7.128.2.0.0	25.171	26.08
 NVIDIA H200	forward	bfloat16	highest	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	boxes 1.1.0.2.4.144.1.0.0	860.576	971.744
+NVIDIA H200	forward	bfloat16	highest	nchw	nchw	4096 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.0.1.6.240.1.1.0	326.976	370.4
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	16.108	17.762
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	170.56	229.536
 NVIDIA H200	forward	bfloat16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	340.256	356.992
@@ -105,6 +108,8 @@ NVIDIA H200	forward	float16	highest	nhwc	nhwc	128 64 64 1 7 14 3 2 1 1 7 14 3 2 
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	wgmma	171.584	229.76
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	347.168	363.264
 NVIDIA H200	forward	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.0.1.0.240.1.0.0	205.888	234.432
+NVIDIA H200	forward	float32	high	nchw	nchw	1024 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.7.128.2.0.0	181.952	243.648
+NVIDIA H200	forward	float32	high	nchw	nchw	1024 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.7.160.2.0.0	158.912	229.728
 NVIDIA H200	forward	float32	high	nchw	nchw	128 128 64 1 16 32 4 2 1 1 16 32 4 2 1 1	halves 1.1.0.1.7.160.1.0.0	43.413	45.557
 NVIDIA H200	forward	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.7.128.2.0.0	33.38	36.864
 NVIDIA H200	forward	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.0.2.3.144.1.0.0	998.752	1086.208
@@ -120,6 +125,8 @@ NVIDIA H200	forward	float32	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 102
 NVIDIA H200	forward	float32	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	halves 1.1.1.1.3.128.1.0.0	1870.944	2104.64
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.3.128.2.0.0	23.247	25.763
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	boxes 1.1.1.1.3.128.1.1.0	29.124	31.852
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	4096 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	boxes 1.2.0.1.3.256.1.0.0	221.12	236.352
+NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	4096 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	boxes 1.1.1.1.2.160.1.1.0	109.568	124.848
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.5.224.1.0.0	390.4	418.56
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	gathered 1.1.0.1.3.256.1.1.8	1416.672	1660.544
 NVIDIA H200	input_gradient	bfloat16	highest	nchw	nchw	8 64 64 1 512 514 3 1 0 1 512 518 7 1 0 1	gathered 1.1.0.1.3.224.1.1.8	566.464	606.496
@@ -137,9 +144,12 @@ NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	128 64 32 1 14 28 3 2 1 1 1
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	46.32	50.048
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 512 3 1 1 1 1024 1024 7 1 3 1	boxes 2.2.1.1.1.256.1.0.0	345.952	364.64
 NVIDIA H200	input_gradient	float16	highest	nhwc	nhwc	8 32 32 1 512 514 3 1 0 1 1024 1026 3 1 0 1	boxes 2.2.1.1.1.256.1.1.0	199.552	233.728
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	1024 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.1.1.2.256.1.1.0	168.704	203.936
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	halves 1.1.1.1.3.128.2.0.0	32.516	34.728
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	128 512 256 1 4 8 4 2 1 1 4 8 4 2 1 1	halves 1.1.0.1.2.160.1.1.0	36.379	38.213
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	32 512 256 1 64 128 4 2 1 1 64 128 4 2 1 1	halves 1.1.1.1.2.208.2.0.0	991.264	1031.968
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	4096 64 32 1 14 28 3 2 1 1 14 28 3 2 1 1	halves 1.2.0.1.3.256.1.0.0	310.4	335.616
+NVIDIA H200	input_gradient	float32	high	nchw	nchw	4096 64 64 1 7 14 3 2 1 1 7 14 3 2 1 1	halves 1.1.1.1.2.160.1.1.0	153.664	199.104
 NVIDIA H200	input_gradient	float32	high	nchw	nchw	8 64 64 1 1024 1026 3 1 0 1 1024 1026 3 1 0 1	halves 1.1.1.1.3.256.1.0.0	2009.344	2171.104
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	128 256 128 1 8 16 4 2 1 1 8 16 4 2 1 1	boxes 1.1.1.1.0.128.1.0.0	25.958	29.739
 NVIDIA H200	input_gradient	float32	high	nhwc	nhwc	16 32 64 1 64 318 3 5 1 2 128 638 3 5 1 2	boxes 1.1.0.1.0.256.1.1.0	85.408	92.277
