@@ -10,15 +10,15 @@
 // all that the autotuner would try (--kernel leaves none out), the estimated choice first, a line of JSON
 // each. --sets takes shapes from a file, a line each: NAME N CI H W CO KH KW SH SW PH PW OPH OPW DH DW
 // GROUPS; they are many, and timed briefly, or once if that takes long. --passes and --kernel leave out, with
-// no time and no name, other passes, and those whose kernel, as explain() tells it before anything is tuned,
-// has a name that does not begin so. A line of JSON for each shape and mode, with the names that PyTorch's
-// measurements have: _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest, tf32 at high.
-// TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
+// no time and no name, other passes, and those whose kernel, as explain_alone() tells it before anything is
+// tuned, has a name that does not begin so. A line of JSON for each shape and mode, with the names that
+// PyTorch's measurements have: _cl is nhwc, of images and weights; fp32 is float32 at Precision::highest,
+// tf32 at high. TAPEDECK_CONV_ALGORITHM chooses kernels; --tune has them tried, for as long as it takes
 // (ops/conv/autotune.h; TAPEDECK_CONV_AUTOTUNE names the file of choices, which ship_choices.py makes the
 // library's). The time is a median over replays, after a rest; a graph holds enough calls for a millisecond.
 // GFLOP count the taps that reach an output. fwd_kernel and fwd_share, dx_ and dw_ likewise, are what
-// explain() says of it, and the share of its limit that was reached. The first line tells the bandwidth of a
-// copy of 1 GiB, reading and writing, in this run.
+// explain_alone() says of it, and the share of its limit that was reached. The first line tells the bandwidth
+// of a copy of 1 GiB, reading and writing, in this run.
 #include <tapedeck/tapedeck.h>
 
 #include <algorithm>

@@ -292,7 +292,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
                                 [static_cast<std::size_t>(half * first_half(tile) + place)]);
                   }
             }
-            for (int joined = 0; joined < p.joined && halves == 0 && p.joined < 4; ++joined)
+            for (int joined = 0; joined < p.joined && halves == 0; ++joined)
               for (int place = 0; place < places; ++place) {
                 const BoxPlace at(dividers, place);
                 if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),

@@ -312,18 +312,23 @@ std::optional<ConvCandidate> find_beside(const ConvTranspose2dGeometry& g, ConvP
     return {};
   const Factors f = conv_estimate::operands_of(dtype);
   const ConvCandidate boxes = boxes_of_weight_grad(f);
-  const auto over_boxes = [&] {
+  const WeightGradWay over_boxes = [&] {
     const ConvAlgorithmScope scope(boxes);
-    const WeightGradWay& way = weight_grad_way(g, x, y, f);
-    return way.kind == GradKind::boxes ? way.microseconds : std::numeric_limits<double>::infinity();
-  };
+    return weight_grad_way(g, x, y, f);
+  }();
+  const bool transposed = pass == ConvPass::forward;
   const auto map = [&](bool shared) {
-    const bool transposed = pass == ConvPass::forward;
     const BoxResults results =
         box_results(transposed ? y : x, transposed ? g.w.out : g.w.in, f.element_bytes, 0);
-    return map_way(g, transposed, transposed ? x : y, results, f, shared).microseconds;
+    return map_way(g, transposed, transposed ? x : y, results, f, shared);
   };
-  const bool pays = over_boxes() + map(true) < of_weight.microseconds + map(false);
+  const MapWay beside = map(true);
+  // Two parts of folded columns lie in another order than of others (ChannelsLast).
+  const auto fold_of = [&](const Fold& fold) { return transposed ? fold.x : fold.y; };
+  const bool is_same = f.halves() == 1 || fold_of(beside.boxes.fold) == fold_of(over_boxes.boxes.fold);
+  const bool pays =
+      over_boxes.kind == GradKind::boxes && is_same &&
+      over_boxes.microseconds + beside.microseconds < of_weight.microseconds + map(false).microseconds;
   return pays ? std::optional(boxes) : std::nullopt;
 }
 

@@ -98,7 +98,12 @@ Terms of_boxes(const ConvCall& c, const BoxKind& k, const BoxWay& way, const Pla
   const bool transposed = is_transposed(c), gathers = k.gathers();
   const std::int64_t count_read = (transposed ? c.g.x_shape() : c.g.y_shape()).count();
   const double in = images_moved(c, transposed);
-  const bool serves = shared && (k.kind == MapKind::halves || !c.operands.are_float());
+  const double copy = k.kind == MapKind::halves ? channels_copied(c, transposed, 2, c.operands.halves()) *
+                                                      conv_estimate::halves_made(c.operands, count_read)
+                                                : channels_copied(c, transposed, c.operands.element_bytes);
+  // Where nothing is copied, nothing can serve.
+  const bool serves =
+      shared && !gathers && copy > 0 && (k.kind == MapKind::halves || !c.operands.are_float());
   double clocks = way.choice.clocks, copied = 0, searched = 0;
   if (!packs_weights(way, transposed, k.element_bytes, c.operands.element_bytes))
     clocks -= packing_clocks(way.plan, way.choice.blocks, k.parts);
@@ -109,9 +114,7 @@ Terms of_boxes(const ConvCall& c, const BoxKind& k, const BoxWay& way, const Pla
     const bool sampled = may_be_sampled(way.plan) && count_read >= kLeastSampled;
     if (c.operands.are_float() && !sampled) searched = in;  // for its largest magnitude
   } else if (!serves) {
-    copied = k.kind == MapKind::halves ? channels_copied(c, transposed, 2, c.operands.halves()) *
-                                             conv_estimate::halves_made(c.operands, count_read)
-                                       : channels_copied(c, transposed, c.operands.element_bytes);
+    copied = copy;
   }
   Terms t = of_any(c, p, clocks, serves ? 0 : in, copied,
                    way.plan.joined < c.g.w.stride && !way.fold.exists(), way.choice.results);
