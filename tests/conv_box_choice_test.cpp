@@ -100,7 +100,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
       const BoxPlan p(g, transposed, i % 2 == 0 ? 2 : 4, join, split);
       if (p.planes() > kMaxPlanes) continue;
       const bool are_runs = ResultRuns::exist(p);
-      if (p.joined == 4 && !are_runs) continue;
+      if (p.joined() == 4 && !are_runs) continue;
       for (int places : {64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 240, 256})
         for (const auto& [blocks, in_turns] : {std::pair(1, false), {2, false}, {1, true}}) {
           const int parts = i % 3 == 0 && i % 2 == 0 ? 2 : 1;
@@ -108,8 +108,8 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
           const auto results = are_runs ? BoxResults::runs
                                : swaps  ? BoxResults::swapped
                                         : static_cast<BoxResults>(i % 7);
-          if (are_folds(results) && (p.joined != 1 || p.w.to_step != 1)) continue;
-          if (places > most_places(parts, p.joined)) continue;
+          if (are_folds(results) && (p.joined() != 1 || p.w.to_step != 1)) continue;
+          if (places > most_places(parts, p.joined())) continue;
           if (in_turns && !can_take_turns(p, parts, results)) continue;
           const int slots = i % 2 == 0 && i % 7 > 1 && i % 13 < 6 && can_gather(p, 1, 2) ? kSlots[i % 3] : 0;
           const BoxChoice choice =
@@ -166,7 +166,7 @@ TEST(ConvBoxChoice, ChoicesFitAMultiprocessor) {
             ASSERT_LE(2 * t.pitch, kMostOfBox);
           }
           if (are_runs) {
-            // Warps' runs: of eight channels, all results of their places.
+            // Runs of all of a warp's channels: all results of its places.
             ASSERT_EQ(choice.splits, 1);
             ASSERT_GE(t.columns, p.w.most());
             const int rows = t.halves_are_of_rows() ? t.rows / choice.halves() : 1,
@@ -207,7 +207,7 @@ std::vector<double> numbers_of(const BoxWay& way) {
                       p.from_h,       p.to_channels,
                       p.from_w,       p.elements,
                       p.vectors,      p.chunks,
-                      int{p.joined},  static_cast<int>(p.split),
+                      p.joined(),     static_cast<int>(p.split),
                       p.weights,      static_cast<int>(c.results),
                       way.fold.x,     way.fold.y,
                       int{p.folded},  p.is_narrow ? 1 : 0,
@@ -294,9 +294,9 @@ TEST(ConvBoxChoice, CutsRowsAtSectors) {
           const BoxWay way = best_box_way(g, true, 2, parts, BoxResults::pairs, bytes);
           ASSERT_GT(way.choice.places, 0);
           const BoxPlan& p = way.plan;
-          const int of_column = bytes * p.joined, part = way.choice.tile.columns * of_column;
+          const int of_column = bytes * p.joined(), part = way.choice.tile.columns * of_column;
           SCOPED_TRACE(concat(width, " stride ", stride, " parts ", parts, " bytes ", bytes, ": ", part));
-          EXPECT_EQ(p.w.to_step, p.joined);
+          EXPECT_EQ(p.w.to_step, p.joined());
           if (way.choice.tile.columns >= p.w.most()) continue;
           ++parts_of_rows;
           if (g.w.out * bytes % kSectorBytes == 0) {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include <tapedeck/ops/conv/box_choice.h>
+#include <tapedeck/ops/conv/box_runs.h>
 
 #include "conv_geometry.h"
 #include "sanitizers.h"
@@ -48,22 +48,22 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
   if (!fits(g)) return ADD_FAILURE(), false;
   const BoxPlan p(g, transposed, element_bytes, join, split);
   const bool all_join = p.h.phases == 2 && p.w.phases == 2 && p.h.to_step == 2 && p.w.to_step == 2;
-  EXPECT_EQ(p.joined, join == BoxJoin::columns && p.w.phases == 2 ? 2
-                      : join == BoxJoin::all && all_join          ? 4
-                                                                  : 1);
+  EXPECT_EQ(p.joined(), join == BoxJoin::columns && p.w.phases == 2 ? 2
+                        : join == BoxJoin::all && all_join          ? 4
+                                                                    : 1);
   if (join == BoxJoin::all && !all_join) return false;
   if (p.split != split) return false;
   if (split != BoxSplit::none) {
     EXPECT_EQ((split == BoxSplit::columns ? p.w : p.h).halo(), 0);
   }
   if (p.planes() > kMaxPlanes) return false;
-  const bool boxes = halves > 0 && !pixels, runs = boxes && p.joined == 4;
+  const bool boxes = halves > 0 && !pixels, runs = boxes && p.joined() == 4;
   if (runs && !ResultRuns::exist(p)) return false;
   const bool swaps = boxes && p.has_twin_columns();  // with the tile of the other phase
-  if (boxes && p.joined == 1 && p.w.to_step != 1 && !swaps) return false;
+  if (boxes && p.joined() == 1 && p.w.to_step != 1 && !swaps) return false;
   const int together = swaps ? 2 : p.joined_w;  // phases of columns in a box of results
-  if (pixels && p.joined > 1) return false;
-  const bool even = p.joined == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
+  if (pixels && p.joined() > 1) return false;
+  const bool even = p.joined() == 1 && p.w.to_step == 1 && p.w.most() % 2 == 0 && random.integers(1)[0] > 0;
   const int unit = pixels ? 1 << random.in(0, 2) : runs ? 2 : 4;
   int of_half = 0;
   const BoxTile tile = pixels  ? box_tile(p, places, 2048, false, halves, unit)
@@ -134,7 +134,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
     for (int phase = 0; phase < p.phases(); ++phase) {
       const int i = phase / p.phases_w(), j = phase % p.phases_w();
       int most_columns = 0, most_rows = 0;
-      for (int joined = 0; joined < p.joined; ++joined) {
+      for (int joined = 0; joined < p.joined(); ++joined) {
         most_columns = std::max(most_columns, p.w.count[j + BoxPlan::column_of_joined(joined)]);
         most_rows = std::max(most_rows, p.h.count[i + BoxPlan::row_of_joined(joined)]);
       }
@@ -143,7 +143,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
           for (int column = 0; column < most_columns; column += tile.columns) {
             // Sums by [joined phase][channel][place].
             std::vector<std::vector<Values>> sums(
-                static_cast<std::size_t>(p.joined),
+                static_cast<std::size_t>(p.joined()),
                 std::vector<Values>(static_cast<std::size_t>(p.to_channels),
                                     Values(static_cast<std::size_t>(places), 0.0)));
             const BoxPlace::Dividers dividers(tile);
@@ -165,7 +165,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
                 EXPECT_LE(tile.slices(), kMostSlices);
                 box.resize(static_cast<std::size_t>(4 * places + 4096 + tile.pixels()),
                            std::numeric_limits<double>::quiet_NaN());
-                for (int joined = 0; joined < p.joined; ++joined) {
+                for (int joined = 0; joined < p.joined(); ++joined) {
                   const int i_joined = at.i + BoxPlan::row_of_joined(joined),
                             j_joined = at.j + BoxPlan::column_of_joined(joined);
                   const BoxTaps &of_h = p.h.of[i_joined], &of_w = p.w.of[j_joined];
@@ -204,7 +204,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
               EXPECT_EQ(column, 0);
               if (!swaps) {
                 EXPECT_EQ(p.w.to[j], 0);
-                EXPECT_EQ(p.w.to[j + p.joined - 1], p.joined - 1);
+                EXPECT_EQ(p.w.to[j + p.joined() - 1], p.joined() - 1);
               }
               for (int m = 0; m < p.to_channels; ++m)
                 for (int n = 0; n < results.images; ++n)
@@ -218,7 +218,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
                       const int place = (y * results.images + n) * tile.pitch + x / together;
                       EXPECT_LT(place, of_half);
                       write(m, image_at, row_at, x,
-                            sums[static_cast<std::size_t>(x % p.joined)][static_cast<std::size_t>(m)]
+                            sums[static_cast<std::size_t>(x % p.joined())][static_cast<std::size_t>(m)]
                                 [static_cast<std::size_t>(half * results.places + place)]);
                     }
             }
@@ -292,7 +292,7 @@ bool check_map(const ConvCase& c, ConvRandom& random, bool transposed, BoxJoin j
                                 [static_cast<std::size_t>(half * first_half(tile) + place)]);
                   }
             }
-            for (int joined = 0; joined < p.joined && halves == 0; ++joined)
+            for (int joined = 0; joined < p.joined() && halves == 0; ++joined)
               for (int place = 0; place < places; ++place) {
                 const BoxPlace at(dividers, place);
                 if (!at.exists(std::min(tile.images, p.n - image), std::min(tile.rows, p.h.count[i] - row),

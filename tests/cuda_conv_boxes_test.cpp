@@ -191,6 +191,42 @@ TEST_F(CudaConvBoxes, BoxesOfResults) {
   }
 }
 
+/// Forwards of a layer are those of `tensor` by every way over boxes with `results` that `takes` of its
+/// kind's number so far, in poisoned memory; `seen` counts them by numbers of places. `number`: the layer's,
+/// of which some have no bias, and others float16.
+template <class F>
+void expect_of_ways(const Layer& l, int number, conv_gemm::BoxResults results, const F& takes,
+                    std::map<int, int>& seen) {
+  const bool has_bias = number % 3 != 1;
+  const Tensor x = randn(l.x).to(kCuda), b = has_bias ? randn({l.co}).to(kCuda) : Tensor{},
+               w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
+  const auto g = conv_transpose2d_geometry(x, w, b, l.options);
+  for (OverBoxes way : kOverBoxes) {
+    if (way.dtype == DType::bfloat16 && number % 2 == 1) way.dtype = DType::float16;
+    const Tensor from = x.to(way.dtype), weight = w.to(way.dtype),
+                 bias = has_bias ? b.to(way.dtype) : Tensor{};
+    const auto result = [&] { return conv_transpose2d(from, weight, bias, l.options, 0.25).tensor(); };
+    set_float32_precision(Precision::highest);
+    set_conv_algorithm(ConvAlgorithm::tensor);
+    const Tensor y = result().to(Device{});
+    set_float32_precision(way.precision);
+    const bool is_float = way.dtype == DType::float32, gathers = way.algorithm == ConvAlgorithm::gathered,
+               halves = is_float && way.algorithm != ConvAlgorithm::boxes;
+    const int parts = halves && way.precision == Precision::highest ? 2 : 1,
+              bytes = static_cast<int>(size_of(way.dtype));
+    std::map<std::vector<int>, int> of_kind;
+    for (const conv_gemm::BoxWay& of : conv_gemm::box_ways(g, true, halves ? 2 : bytes, parts,
+                                                           conv_gemm::BoxResults::boxes, bytes, gathers)) {
+      if (of.choice.results != results || !takes(of, is_float, of_kind)) continue;
+      SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way, ", tiling ", of.tiling().to_string()));
+      const ConvAlgorithmScope scope(ConvCandidate{way.algorithm, of.tiling()});
+      poison_memory();
+      expect_near("y", result().to(Device{}), y, way.tolerance, is_float ? 2 : 3);
+      ++seen[of.choice.places];
+    }
+  }
+}
+
 // Phases of columns that two blocks swap, by every kind of tile that can be, with the fewest places and the
 // most: several tiles a block and less than one, parts of blocks of channels, odd numbers of images and rows,
 // halves of images, phases of rows that differ or have no taps, groups, no bias.
@@ -207,39 +243,15 @@ TEST_F(CudaConvBoxes, SwappedPhases) {
         Layer{{9, 40, 7, 24}, 80, {1, 4}, {.stride = 2, .padding = {0, 1}}},
         Layer{{67, 48, 1, 32}, 64, {1, 2}, {.stride = {1, 2}}},
         Layer{{5, 40, 21, 40}, 72, {3, 6}, {.stride = {1, 2}, .padding = {1, 2}}}}) {
-    const bool has_bias = layers % 3 != 1;
     if (layers++ % test_share() != 0) continue;
-    const Tensor x = randn(l.x).to(kCuda), b = has_bias ? randn({l.co}).to(kCuda) : Tensor{},
-                 w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
-    const auto g = conv_transpose2d_geometry(x, w, b, l.options);
-    for (OverBoxes way : kOverBoxes) {
-      if (way.algorithm == ConvAlgorithm::gathered) continue;
-      if (way.dtype == DType::bfloat16 && layers % 2 == 0) way.dtype = DType::float16;
-      const Tensor from = x.to(way.dtype), weight = w.to(way.dtype),
-                   bias = has_bias ? b.to(way.dtype) : Tensor{};
-      const auto result = [&] { return conv_transpose2d(from, weight, bias, l.options, 0.25).tensor(); };
-      set_float32_precision(Precision::highest);
-      set_conv_algorithm(ConvAlgorithm::tensor);
-      const Tensor y = result().to(Device{});
-      set_float32_precision(way.precision);
-      const bool halves = way.algorithm == ConvAlgorithm::halves, is_float = way.dtype == DType::float32;
-      const int parts = halves && way.precision == Precision::highest ? 2 : 1,
-                bytes = static_cast<int>(size_of(way.dtype));
-      std::map<std::vector<int>, int> of_kind;
-      for (const conv_gemm::BoxWay& of : conv_gemm::box_ways(g, true, halves ? 2 : bytes, parts,
-                                                             conv_gemm::BoxResults::boxes, bytes, false)) {
-        const conv_gemm::BoxChoice& c = of.choice;
-        if (c.results != conv_gemm::BoxResults::swapped) continue;
-        // Of each kind the first ones, and the largest.
-        const int of_this = ++of_kind[{static_cast<int>(of.plan.split), c.blocks, c.in_turns ? 1 : 0}];
-        if (of_this > 2 && c.places != (is_float ? 160 : 192)) continue;
-        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way, ", places ", c.places, ", blocks ", c.blocks));
-        const ConvAlgorithmScope scope(ConvCandidate{way.algorithm, of.tiling()});
-        poison_memory();
-        expect_near("y", result().to(Device{}), y, way.tolerance, is_float ? 2 : 3);
-        ++swapped[c.places];
-      }
-    }
+    const auto takes = [](const conv_gemm::BoxWay& of, bool is_float,
+                          std::map<std::vector<int>, int>& of_kind) {
+      // Of each kind the first ones, and the largest.
+      const conv_gemm::BoxChoice& c = of.choice;
+      const int of_this = ++of_kind[{static_cast<int>(of.plan.split), c.blocks, c.in_turns ? 1 : 0}];
+      return of_this <= 2 || c.places == (is_float ? 160 : 192);
+    };
+    expect_of_ways(l, layers - 1, conv_gemm::BoxResults::swapped, takes, swapped);
   }
   if (test_share() == 1) {
     for (const int places : {64, 96, 160, 192}) EXPECT_GT(swapped[places], 5) << places << " places";
@@ -262,38 +274,11 @@ TEST_F(CudaConvBoxes, RunsOfAllPhases) {
         Layer{{9, 64, 16, 16}, 24, {2, 2}, {.stride = 2}}, Layer{{21, 24, 3, 5}, 40, {1, 3}, {.stride = 2}},
         Layer{{11, 64, 6, 10}, 96, {5, 3}, {.stride = 2, .padding = {2, 1}, .groups = 2}},
         Layer{{66, 32, 1, 7}, 17, {3, 3}, {.stride = 2, .padding = {1, 0}}}}) {
-    const bool has_bias = layers % 3 != 1;
     if (layers++ % test_share() != 0) continue;
-    const Tensor x = randn(l.x).to(kCuda), b = has_bias ? randn({l.co}).to(kCuda) : Tensor{},
-                 w = randn({l.x[1], l.co / l.options.groups, l.kernel.h, l.kernel.w}).to(kCuda);
-    const auto g = conv_transpose2d_geometry(x, w, b, l.options);
-    for (OverBoxes way : kOverBoxes) {
-      if (way.dtype == DType::bfloat16 && layers % 2 == 0) way.dtype = DType::float16;
-      const Tensor from = x.to(way.dtype), weight = w.to(way.dtype),
-                   bias = has_bias ? b.to(way.dtype) : Tensor{};
-      const auto result = [&] { return conv_transpose2d(from, weight, bias, l.options, 0.25).tensor(); };
-      set_float32_precision(Precision::highest);
-      set_conv_algorithm(ConvAlgorithm::tensor);
-      const Tensor y = result().to(Device{});
-      set_float32_precision(way.precision);
-      const bool is_float = way.dtype == DType::float32, gathers = way.algorithm == ConvAlgorithm::gathered,
-                 halves = is_float && way.algorithm != ConvAlgorithm::boxes;
-      const int parts = halves && way.precision == Precision::highest ? 2 : 1,
-                bytes = static_cast<int>(size_of(way.dtype));
-      std::map<std::vector<int>, int> of_kind;
-      for (const conv_gemm::BoxWay& of : conv_gemm::box_ways(g, true, halves ? 2 : bytes, parts,
-                                                             conv_gemm::BoxResults::rows, bytes, gathers)) {
-        const conv_gemm::BoxChoice& c = of.choice;
-        if (c.results != conv_gemm::BoxResults::runs) continue;
-        if (++of_kind[{c.blocks, c.places}] > 1 && c.slots != 8) continue;
-        SCOPED_TRACE(concat(l.x, " to ", l.co, " ", way, ", places ", c.places, ", blocks ", c.blocks,
-                            ", slots ", c.slots));
-        const ConvAlgorithmScope scope(ConvCandidate{way.algorithm, of.tiling()});
-        poison_memory();
-        expect_near("y", result().to(Device{}), y, way.tolerance, is_float ? 2 : 3);
-        ++runs[c.places];
-      }
-    }
+    const auto takes = [](const conv_gemm::BoxWay& of, bool, std::map<std::vector<int>, int>& of_kind) {
+      return ++of_kind[{of.choice.blocks, of.choice.places}] == 1 || of.choice.slots == 8;
+    };
+    expect_of_ways(l, layers - 1, conv_gemm::BoxResults::runs, takes, runs);
   }
   if (test_share() == 1) {
     EXPECT_GT(runs[64], 40);

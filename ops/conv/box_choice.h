@@ -9,6 +9,7 @@
 
 #include <tapedeck/ops/conv/box_gather.h>
 #include <tapedeck/ops/conv/box_plan.h>
+#include <tapedeck/ops/conv/box_runs.h>
 #include <tapedeck/ops/conv/fold.h>
 #include <tapedeck/ops/conv/question.h>
 #include <tapedeck/ops/conv/tiling.h>
@@ -51,15 +52,6 @@ constexpr bool places_can_swap(int places, int value_bytes) {
   return places <= (value_bytes == 2 ? 192 : 160);
 }
 
-/// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
-/// share of the places.
-TAPEDECK_HD constexpr int log_channel_copies(int channels) {
-  return channels <= 16 ? 2 : channels <= 32 ? 1 : 0;
-}
-TAPEDECK_HD constexpr int channel_copies(int channels) {
-  return 1 << log_channel_copies(channels);
-}
-
 /// What it takes to write a result of one phase of columns, between those of others.
 inline constexpr double kGapClocks = 0.35;
 /// What it takes to write a part of a channel's row that begins and ends at sectors of memory, and one that
@@ -67,9 +59,6 @@ inline constexpr double kGapClocks = 0.35;
 /// layers in three precisions, timed on an H200 with tiles of 16 to 258 columns: 128 images of 64 to 64
 /// channels of 256 x 256, 3x3, in bfloat16 took 3.0 ms with 26 columns, 1.9 with 32.)
 inline constexpr double kPartClocks = 4, kCutPartClocks = 16, kCutHalvesClocks = 10;
-inline constexpr int kSectorBytes = 32;
-/// Of results that the second-level cache has until other tiles have written the rest of their sectors.
-inline constexpr double kCachedBytes = 5e7;
 
 /// What is written at once: vectors of channels, or with the channels last boxes of pixels, too; in nchw
 /// single results of rows, pairs that are neighbours in a row, or boxes; of folded columns (fold.h) what a
@@ -101,7 +90,7 @@ enum class BoxWeights { packed, rows_of_to, rows_of_from };
 /// no copies, and results their channels last, too. Products of 16 bits can be of transposed rows.
 inline BoxWeights box_weights(const BoxPlan& p, bool transposed, BoxResults results, std::uintptr_t address) {
   const int neighbours = transposed ? p.to_channels : p.from_channels;
-  if (!have_channels_last(results) || p.joined != 1 || channel_copies(p.to_channels) != 1 ||
+  if (!have_channels_last(results) || p.joined() != 1 || channel_copies(p.to_channels) != 1 ||
       neighbours % p.elements != 0 || address % kVectorBytes != 0)
     return BoxWeights::packed;
   if (!transposed) return BoxWeights::rows_of_to;
@@ -155,82 +144,20 @@ constexpr int staged_pixel_bytes(const BoxPlan& p, int places) {
 }
 /// Whether there can be such boxes: a map for each phase, beside those of planes and of weights.
 inline bool pixels_fit(const BoxPlan& p, int value_bytes) {
-  return value_bytes == 2 && p.joined == 1 && p.to_channels % 8 == 0 && p.planes() + p.phases() <= kMaxPlanes;
+  return value_bytes == 2 && p.joined() == 1 && p.to_channels % 8 == 0 &&
+         p.planes() + p.phases() <= kMaxPlanes;
 }
 
 /// Bytes of a warp's results that are written as a box: of 16 channels, or of copies of these every second
 /// one.
 inline int staged_box_bytes(const BoxPlan& p, const ResultBox& box, int value_bytes) {
-  return (channel_copies(p.to_channels) == 1 ? 16 : 8) * box.places * p.joined * value_bytes;
+  return (channel_copies(p.to_channels) == 1 ? 16 : 8) * box.places * p.joined() * value_bytes;
 }
 
 /// The same of results that are swapped, of every second channel: they come as what 32 threads have of these,
 /// before they are put in order.
 inline int staged_swap_bytes(const ResultBox& box, int places, int value_bytes) {
   return 8 * 2 * std::max(box.places, places / 2) * value_bytes;
-}
-
-/// Results of tiles that have all phases and whole rows: of an image's channel a warpgroup has a run of
-/// memory. In shared memory a warp has a run of each of its channels, or of copies of these every second
-/// one's, [channel][image], `pitch` elements each, the first of which is where the run's vector begins in
-/// memory.
-struct ResultRuns {
-  /// Whether a plan's are: a tile has the image's first two rows and columns.
-  static bool exist(const BoxPlan& p) {
-    return p.joined == 4 && p.h.to[0] == 0 && p.h.to[1] == 1 && p.w.to[0] == 0 && p.w.to[1] == 1;
-  }
-  ResultRuns() = default;
-  ResultRuns(const BoxPlan& p, const ResultBox& box, int value_bytes)
-      : width(p.w.results()),
-        height(p.h.results()),
-        rows(2 * box.rows),
-        images(box.images),
-        vector(kVectorBytes / value_bytes),
-        channels(channel_copies(p.to_channels) == 1 ? 16 : 8),
-        by_images(box.images) {
-    int vectors = (rows * width + vector - 1) / vector + 1;
-    // Channels that lanes write to at once begin half of all banks apart, where that can be.
-    const int apart = channels == 16 ? 2 : 1;
-    for (int i = 0; i < 7 && apart * vectors * images % 8 != 4; ++i) ++vectors;
-    pitch = vectors * vector;
-  }
-  TAPEDECK_HD int all() const { return channels * images; }
-  /// Elements of a warp.
-  TAPEDECK_HD int staged() const { return all() * pitch; }
-  /// Of a run that begins with `row` of each phase, in a tile or its half.
-  TAPEDECK_HD int count(int row) const {
-    const int left = height - 2 * row;
-    return (rows < left ? rows : left) * width;
-  }
-  /// Where a run's first of four results at a row and column of the tile is: the next row is `width` further.
-  TAPEDECK_HD int result(int row, int column) const { return 2 * (row * width + column); }
-  /// Of `count` elements that begin `at` elements into a vector: whole vectors are from `begin` to `end`.
-  struct Whole {
-    int begin, end;
-  };
-  TAPEDECK_HD Whole whole(int count, int at) const {
-    const int begin = at == 0 ? 0 : vector - at, end = (at + count) / vector * vector - at;
-    return {begin < count ? begin : count, end > begin ? end : begin < count ? begin : count};
-  }
-
-  int width = 0, height = 0, rows = 0, images = 1, vector = 1;
-  int channels = 16, pitch = 0;
-  Divider by_images;
-};
-
-/// Whether rows of phases of rows begin or end within sectors, and the second-level cache does not hold all
-/// results until the others' rows are written: memory then writes these sectors in parts.
-inline bool have_cut_rows(const BoxPlan& p, int value_bytes) {
-  const double bytes =
-      static_cast<double>(p.n) * p.groups * p.to_channels * p.h.results() * p.w.results() * value_bytes;
-  return p.h.phases > 1 && p.w.results() * p.folded * value_bytes % kSectorBytes != 0 && bytes > kCachedBytes;
-}
-/// Whether runs may be faster than all else. (Of 4096 images on an H200, 64 to 64 channels of 14x14 and 64 to
-/// 32 of 28x28, forward takes 0.52 and 0.89 of the time in TF32, 0.58 and 0.89 in float32; of the former in
-/// bfloat16 0.82. Elsewhere products of few places, and results that are not pairs, took longer: of 63 random
-/// layers most 1.1 to 2 times, a VAE's of 128 images 1.05 to 1.4.)
-inline bool runs_pay(const BoxPlan& p, int value_bytes) {
-  return have_cut_rows(p, value_bytes) && p.w.results() % 2 == 0 && p.to_channels >= 32;
 }
 
 /// Whether boxes of results have whole pairs of channels, and of a warp's none of another group.
@@ -246,7 +173,7 @@ inline bool can_swap(const BoxPlan& p) {
 /// times as long for a DCGAN's layer), boxes of results that are not swapped, and few channels (1.05 times
 /// for 32).
 inline bool can_take_turns(const BoxPlan& p, int parts, BoxResults results) {
-  if (parts > 1 || p.joined > 1) return false;
+  if (parts > 1 || p.joined() > 1) return false;
   return have_channels_last(results) || (results != BoxResults::boxes && channel_copies(p.to_channels) == 1);
 }
 
@@ -267,11 +194,12 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   int steps = 0;
   for (int k = 0; k < p.chunks; ++k) steps += p.steps(k);
   const double taken = steps * p.taken();
+  // Runs: by the times that runs_pay() names.
   const bool runs = results == BoxResults::runs;
   const int of_place = results == BoxResults::swapped  ? 12
                        : runs                          ? (parts == 1 ? 200 : 130)
-                       : results == BoxResults::boxes  ? 28 * p.joined
-                       : p.joined == 2                 ? 60
+                       : results == BoxResults::boxes  ? 28 * p.joined()
+                       : p.joined() == 2               ? 60
                        : results == BoxResults::rows   ? 10
                        : results == BoxResults::pixels ? 2
                        : are_folds(results)            ? 12
@@ -301,9 +229,11 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   if (are_boxes(results) || runs) {
     // Of as many rows or images as leave room for boxes to read.
     const int unit = runs ? 2 : std::max(1, 16 / (together * value_bytes));
-    // Few images are a tile each.
+    // Few images are a tile each: two would leave multiprocessors without one.
     const int most_images =
-        runs && p.n * p.groups * count(count(p.to_channels, kBlockChannels), blocks) <= 132 ? 1 : kMostOfBox;
+        runs && std::int64_t{p.n} * p.groups * count(count(p.to_channels, kBlockChannels), blocks) <= 132
+            ? 1
+            : kMostOfBox;
     for (int most = most_pixels(0); most > 0; most -= 32) {
       c.tile = box_tile_of_halves(p, places, halves, most, unit, most_images);
       if (c.tile.rows == 0 || c.tile.pitch * together > kMostOfBox) return c;
@@ -321,7 +251,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
     c.tile = box_tile(p, places, most_pixels(c.staged_bytes), false, halves, channel_copies(p.to_channels));
     c.half = first_half(c.tile);
   } else {
-    const bool even = results == BoxResults::folds || (results == BoxResults::pairs && p.joined == 1);
+    const bool even = results == BoxResults::folds || (results == BoxResults::pairs && p.joined() == 1);
     if (results == BoxResults::folds) c.staged_bytes = 0;
     c.tile = box_tile(p, places * halves, most_pixels(c.staged_bytes), even, 1, 1, parts_of_rows, of_places);
     c.half = places;
@@ -376,7 +306,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   // of a DCGAN and a VAE took 0.92 to 1 of the time on an H200.)
   c.lead = in_turns ? 0 : c.tiles <= 132 ? 1 : std::min(c.weight_stages, c.box_stages * least_taps);
   // Products of half as many places at once, as joined phases have, take longer than half.
-  const double of_joined = p.joined == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
+  const double of_joined = p.joined() == 1 ? 1 : parts == 1 ? 1.2 : 1.05;
   const double step = 2 * std::max(places / 2.0, places / 4.0 + 16) * of_joined;
   // Products of two parts take three steps, and their sums are added by one warpgroup while the other one
   // multiplies, but for what both wait.
@@ -464,7 +394,7 @@ inline BoxChoice box_choice(const BoxPlan& p, int places, int blocks, int parts,
   for (int splits = 2; splits <= most; ++splits) {
     const double part = static_cast<double>(count(of_tile, splits)) / static_cast<double>(of_tile),
                  bytes =
-                     4.0 * places * p.joined * kConsumerThreads / 2 * static_cast<double>(c.tiles) * splits,
+                     4.0 * places * p.joined() * kConsumerThreads / 2 * static_cast<double>(c.tiles) * splits,
                  added = (slots > 0 ? kGatheredSumClocks : kSumClocks) + 2 * bytes / kSumBytes +
                          of_gaps / channel_copies(p.to_channels) * static_cast<double>(c.tiles) / 132,
                  clocks = products * part + others + added + packing;
@@ -485,7 +415,7 @@ struct BoxWay {
     return {fold.x,
             fold.y,
             static_cast<int>(plan.split),
-            plan.joined,
+            plan.joined(),
             static_cast<int>(choice.results),
             choice.places,
             choice.blocks,
@@ -500,7 +430,8 @@ void for_box_choices(const BoxPlan& p, int parts, BoxResults results, int value_
                      const F& f) {
   if (p.planes() > kMaxPlanes || packed_box_bytes(p, 2, parts) > kMostPackedBytes) return;
   const auto offer = [&](int places) {
-    if (places > most_places(parts, p.joined) || (gathers && !places_can_gather(parts, p.joined, places)) ||
+    if (places > most_places(parts, p.joined()) ||
+        (gathers && !places_can_gather(parts, p.joined(), places)) ||
         (results == BoxResults::swapped && !places_can_swap(places, value_bytes)))
       return;
     const auto offer_slots = [&](int blocks, bool in_turns, int slots) {
@@ -518,9 +449,9 @@ void for_box_choices(const BoxPlan& p, int parts, BoxResults results, int value_
   const auto offer_all = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (offer(kPlaces), ...);
   };
-  if (p.joined == 1) {
+  if (p.joined() == 1) {
     offer_all(BoxPlaces());
-  } else if (p.joined == 2) {
+  } else if (p.joined() == 2) {
     offer_all(JoinedPlaces());
   } else {
     offer_all(AllJoinedPlaces());
@@ -670,7 +601,7 @@ inline std::vector<BoxWay> box_ways(const ConvTranspose2dGeometry& g, bool trans
     for_box_plans(
         of, transposed, element_bytes, most, value_bytes, fold, gathers,
         [&](const BoxPlan& plan, BoxResults of_way) {
-          if (tiling.exists() && (tiling[2] != static_cast<int>(plan.split) || tiling[3] != plan.joined))
+          if (tiling.exists() && (tiling[2] != static_cast<int>(plan.split) || tiling[3] != plan.joined()))
             return;
           for_box_choices(plan, parts, of_way, value_bytes, gathers, [&](const BoxChoice& choice) {
             BoxWay& way = ways.emplace_back(BoxWay{plan, choice, fold});

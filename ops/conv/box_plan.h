@@ -260,10 +260,10 @@ struct BoxPlan {
         from_w(static_cast<int>(transposed ? g.w.in : g.w.out)) {
     if (join == BoxJoin::all && h.phases == 2 && w.phases == 2 && h.to_step == 2 && w.to_step == 2) {
       join_phases(h), join_phases(w);
-      joined_h = joined_w = 2, joined = 4;
+      joined_h = joined_w = 2;
     } else if (join == BoxJoin::columns && w.phases == 2) {
       join_phases(w);
-      joined_w = 2, joined = 2;
+      joined_w = 2;
     } else if (wanted != BoxSplit::none) {
       const bool columns = split_taps(w), rows = wanted == BoxSplit::taps && split_taps(h);
       if (columns || rows) split = rows ? BoxSplit::taps : BoxSplit::columns;
@@ -308,11 +308,13 @@ struct BoxPlan {
   }
 
   // Of tiles.
+  /// Phases in a tile.
+  TAPEDECK_HD int joined() const { return joined_h * joined_w; }
   TAPEDECK_HD int phases() const { return h.phases / joined_h * phases_w(); }
   TAPEDECK_HD int phases_w() const { return w.phases / joined_w; }
   /// Whether there are two phases of columns, next to each other, of as many columns and as much to multiply.
   bool has_twin_columns() const {
-    return joined == 1 && folded == 1 && folded_from == 1 && w.phases == 2 && w.to_step == 2 &&
+    return joined() == 1 && folded == 1 && folded_from == 1 && w.phases == 2 && w.to_step == 2 &&
            w.to[0] + w.to[1] == 1 && w.count[0] == w.count[1] && w.taps_of[0] == w.taps_of[1] &&
            w.of_phase[0] == w.of_phase[1];
   }
@@ -359,7 +361,7 @@ struct BoxPlan {
   /// Of a box, and of all joined phases.
   TAPEDECK_HD int taps_of_box(const Box& box) const {
     int all = 0;
-    for (int k = 0; k < joined; ++k) all += taps(box.i + row_of_joined(k), box.j + column_of_joined(k));
+    for (int k = 0; k < joined(); ++k) all += taps(box.i + row_of_joined(k), box.j + column_of_joined(k));
     return all;
   }
   /// Which of `weights` a chunk of channels meets at the first of taps (i, j); others follow, by rows.
@@ -389,8 +391,7 @@ struct BoxPlan {
   int elements = 4;                                           // of a vector
   int vectors = 0, chunks = 0;                                // of a group's channels; chunks of kPixelBytes
   int weights = 0;                                            // of a group: blocks of a tap and a chunk
-  std::int16_t joined = 1;                                    // phases in a tile
-  std::int8_t joined_h = 1, joined_w = 1;                     // of rows, and of columns
+  std::int8_t joined_h = 1, joined_w = 1;                     // phases of rows, and of columns, in a tile
   Divider by_chunks, by_phases_w;
   BoxSplit split = BoxSplit::none;
   BoxAxis h, w;
@@ -417,6 +418,15 @@ struct BoxPlan {
     return 0;
   }
 };
+
+/// Few channels fill their block of 64 with copies: the warps of each copy have the same sums, and write a
+/// share of the places.
+TAPEDECK_HD constexpr int log_channel_copies(int channels) {
+  return channels <= 16 ? 2 : channels <= 32 ? 1 : 0;
+}
+TAPEDECK_HD constexpr int channel_copies(int channels) {
+  return 1 << log_channel_copies(channels);
+}
 
 /// Row of a block of kBlockChannels in shared memory that has channel m, where channels are not in order: of
 /// each 16 the even ones come first, so a thread of a warpgroup has two neighbouring channels.

@@ -73,9 +73,9 @@ struct Variants {
       const BoxResults results = box_results(layout, transposed ? g.w.out : g.w.in, element_bytes(), 0);
       const MapWay way = map_way(g, transposed, layout, results, factors(), shared);
       variant = products(way.kind != MapKind::windows, way.kind == MapKind::halves);
-      if (way.kind != MapKind::windows && way.boxes.plan.joined == 2)
+      if (way.kind != MapKind::windows && way.boxes.plan.joined() == 2)
         variant += ", both phases of columns in a tile";
-      if (way.kind != MapKind::windows && way.boxes.plan.joined == 4) variant += ", all phases in a tile";
+      if (way.kind != MapKind::windows && way.boxes.plan.joined() == 4) variant += ", all phases in a tile";
       if (way.kind != MapKind::windows && way.boxes.choice.results == BoxResults::swapped)
         variant += ", phases of columns swapped by two blocks";
       if (way.kind != MapKind::windows) variant += folded(way.boxes.fold);

@@ -50,7 +50,7 @@ inline std::vector<ConvCandidate> tiled_maps(const ConvTranspose2dGeometry& g, b
       all.push_back({map_microseconds(c, k, way, plan),
                      {k.name, way.tiling()},
                      {static_cast<int>(k.name), way.fold.x, way.fold.y, static_cast<int>(way.plan.split),
-                      way.plan.joined, static_cast<int>(way.choice.results), way.choice.blocks,
+                      way.plan.joined(), static_cast<int>(way.choice.results), way.choice.blocks,
                       way.choice.in_turns ? 1 : 0}});
     }
   });

@@ -46,6 +46,7 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
   const int readers = (call.in_turns ? kWarpgroup : kConsumerThreads) / 32;
   expect(K::kFullBox, call.slots > 0 ? call.pieces.all() : call.slices), expect(K::kEmptyBox, readers);
   expect(K::kFullWeight, K::weight_shares(call)), expect(K::kEmptyWeight, readers);
+  check(K::kJoined < 4 || call.splits == 1, "conv: tiles of all phases are not split");
   const Workspace<float> parts(
       to.device(),
       call.splits > 1 ? call.splits * choice.tiles * K::kJoined * K::kSums * kConsumerThreads : 1);
@@ -65,12 +66,10 @@ void launch_box(BoxArguments& call, const BoxChoice& choice, const Tensor& to) {
     call.largest_is_guess = false, call.repeats = true;
     launch();
   }
-  if constexpr (K::kJoined == 4) {
-    check(call.splits == 1, "conv: tiles of all phases are not split");
-  } else if (call.splits > 1) {
-    launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
-                  dim3(grid_size("conv", choice.tiles), K::kJoined * K::kSums / 4), kConsumerThreads, call);
-  }
+  if constexpr (K::kJoined < 4)
+    if (call.splits > 1)
+      launch_kernel("conv: sum of parts", to.device(), add_box_parts_kernel<K>,
+                    dim3(grid_size("conv", choice.tiles), K::kJoined * K::kSums / 4), kConsumerThreads, call);
 }
 
 /// Whether rows of an nchw tensor are whole vectors of so many elements.
@@ -186,7 +185,7 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const bool lie = call.weights != BoxWeights::packed;
   check(!lie || !gathers, "conv: weights that lie are not for boxes of nchw images");
   if (lie) call.maps[kMaxPlanes] = weight_map(w, plan.groups, kWeightRows);
-  call.in_order = lie || (have_channels_last(choice.results) && plan.joined == 1 && sizeof(T) == 2);
+  call.in_order = lie || (have_channels_last(choice.results) && plan.joined() == 1 && sizeof(T) == 2);
   call.blocks = choice.blocks;
   call.log_copies = static_cast<std::int8_t>(log_channel_copies(plan.to_channels));
   call.tiles_block = static_cast<int>(ceil_div(ceil_div(plan.to_channels, kBlockChannels), call.blocks));
@@ -213,9 +212,9 @@ void box_map(const ConvTranspose2dGeometry& g, bool transposed, const BoxWay& wa
   const auto launch_any = [&]<int kJoined, int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
     (launch.template operator()<kJoined, kPlaces>(), ...);
   };
-  if (plan.joined == 1) {
+  if (plan.joined() == 1) {
     launch_any.template operator()<1>(BoxPlaces());
-  } else if (plan.joined == 2) {
+  } else if (plan.joined() == 2) {
     launch_any.template operator()<2>(JoinedPlaces());
   } else {
     launch_any.template operator()<4>(AllJoinedPlaces());

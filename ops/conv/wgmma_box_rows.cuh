@@ -41,6 +41,23 @@ struct BoxRows : BoxSums<Math, kPlaces, kOfPlace> {
   using typename Base::TileAt;
   using typename Base::Value;
 
+  /// What a warp has of the results of a tile with whole rows: which of channel_copies(), its first channel,
+  /// row and image.
+  struct Share {
+    int lane, warp, copy, first_of_warp, row, image;
+  };
+  __device__ __forceinline__ static Share share_of_warp(const BoxArguments& call, const TileAt& tile) {
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32),
+              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0;
+    const bool of_rows = call.tile.halves_are_of_rows();
+    return {static_cast<int>(threadIdx.x % 32),
+            warp,
+            warp % (kWarpgroup / 32) >> (2 - call.log_copies),
+            static_cast<int>(uniform(first_channel(call, tile) + channel_of_warp(call))),
+            tile.row + (of_rows ? half * call.box.rows : 0),
+            tile.image + (of_rows ? 0 : half * call.box.images)};
+  }
+
   /// In nchw, where a tile has whole rows: each warp has its channels' results as a box in shared memory,
   /// [channel][row][image][column], which one thread hands to the tensor memory accelerator. Of copies of
   /// channels the first has the even ones, the second the odd ones.
@@ -54,12 +71,7 @@ struct BoxRows : BoxSums<Math, kPlaces, kOfPlace> {
                                                    const Sums& sums) {
     const BoxPlan& p = call.plan;
     const ResultBox& box = call.box;
-    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
-              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
-              copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
-              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
-              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
-              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images);
+    const auto [lane, warp, copy, first_of_warp, row, image] = share_of_warp(call, tile);
     if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
     const int channels = call.log_copies == 0 ? 16 : 8, pitch = box.places * kJoined;  // of a channel
     Value* const rows = reinterpret_cast<Value*>(memory) + warp * channels * pitch;
@@ -101,11 +113,7 @@ struct BoxRows : BoxSums<Math, kPlaces, kOfPlace> {
                                                        const float (&sums)[kSums]) {
     const BoxPlan& p = call.plan;
     const ResultBox& box = call.box;
-    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
-              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
-              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
-              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
-              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images);
+    const auto [lane, warp, copy, first_of_warp, row, image] = share_of_warp(call, tile);
     // The same for both blocks.
     if (first_of_warp >= p.to_channels || image >= p.n || row >= p.h.count[tile.i]) return;
     const unsigned rank = rank_in_cluster();
@@ -228,13 +236,8 @@ struct BoxRows : BoxSums<Math, kPlaces, kOfPlace> {
     const ResultRuns& runs = call.runs;
     const ImageStrides& s = call.to_strides;
     constexpr int kVector = kVectorBytes / sizeof(Value);
-    const int lane = threadIdx.x % 32, warp = uniform(static_cast<int>(threadIdx.x) / 32),
-              half = call.halves == 2 ? warp / (kWarpgroup / 32) : 0,
-              copy = warp % (kWarpgroup / 32) >> (2 - call.log_copies),
-              first_of_warp = uniform(first_channel(call, tile) + channel_of_warp(call)),
-              row = tile.row + (call.tile.halves_are_of_rows() ? half * box.rows : 0),
-              image = tile.image + (call.tile.halves_are_of_rows() ? 0 : half * box.images),
-              count = runs.count(row);
+    const auto [lane, warp, copy, first_of_warp, row, image] = share_of_warp(call, tile);
+    const int count = runs.count(row);
     if (copy >= 2 || first_of_warp >= p.to_channels || image >= p.n || count <= 0) return;
     Value* const to = static_cast<Value*>(call.to) + image * s.n + static_cast<std::int64_t>(2 * row) * s.h +
                       (static_cast<std::int64_t>(tile.group) * p.to_channels + first_of_warp) * s.c;

@@ -88,7 +88,7 @@ Terms of_windows(const ConvCall& c, const Plan& p, const WindowsTile& tile, BoxR
   // long as other terms say.
   const std::int64_t vectors = count(std::int64_t{p.from_channels} * c.operands.element_bytes, 16),
                      pixels = c.g.n * (transposed ? c.g.h.in * c.g.w.in : c.g.h.out * c.g.w.out) * c.g.groups;
-  if (c.g.groups > 1 && vectors < 4 && pixels * vectors * 16 > 50'000'000)
+  if (c.g.groups > 1 && vectors < 4 && static_cast<double>(pixels * vectors * 16) > kCachedBytes)
     t[kOfAny + 6] = conv_estimate::moved(static_cast<double>(pixels), 64);
   return t;
 }
@@ -117,7 +117,7 @@ Terms of_boxes(const ConvCall& c, const BoxKind& k, const BoxWay& way, const Pla
     copied = copy;
   }
   Terms t = of_any(c, p, clocks, serves ? 0 : in, copied,
-                   way.plan.joined < c.g.w.stride && !way.fold.exists(), way.choice.results);
+                   way.plan.joined_w < c.g.w.stride && !way.fold.exists(), way.choice.results);
   t[kOfAny] = written_in_parts(c, way.choice.results);
   t[kOfAny + 1] = searched;
   t[kOfAny + 2] = way.choice.multiplied / kClocksOfMicrosecond;

@@ -74,7 +74,7 @@ inline std::int64_t wgmma_map_workspace(const ConvTranspose2dGeometry& g, bool t
   const int parts = halves ? f.halves() : 1;
   const BoxPlan& p = way.boxes.plan;
   const BoxChoice& c = way.boxes.choice;
-  const std::int64_t sums = c.tiles * p.joined * c.places / 2 * kConsumerThreads * 4;
+  const std::int64_t sums = c.tiles * p.joined() * c.places / 2 * kConsumerThreads * 4;
   // Weights of folded images have their channels last.
   const bool lie =
       !halves && way.boxes.fold.exists() && box_weights(p, transposed, c.results, 0) != BoxWeights::packed;
