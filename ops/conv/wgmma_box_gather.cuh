@@ -17,7 +17,10 @@
 // What mattered: that the thread that brings has few instructions a piece (more registers, which consumers
 // can spare, and addresses that are kept); the order of channels (box_gather.h); and the number of slots, of
 // which float32 needs more where they leave boxes their room (kb71 in TF32: 0.76 ms with 4, 0.65 with 8).
-// What did not: pieces of 32 channels also where all 64 begin alike (TF32 up to 1.2 times as long).
+// What did not: pieces of 32 channels also where all 64 begin alike (TF32 up to 1.2 times as long). Nor
+// boxes for results that step over every second column, two planes' at once of the same pieces, of whole rows
+// where tiles had these: input gradients of dcgan4 took 0.97 and 1.0 of the time with a copy in bfloat16 and
+// TF32, others with stride 2 of bench/conv_shapes.h 1.08 to 3 times as long (an H200).
 #pragma once
 
 #include <cstddef>
