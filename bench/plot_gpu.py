@@ -3,7 +3,7 @@
 
     python3 bench/plot_gpu.py [gpu_conv.json] [docs/images/gpu_conv.png]
 
-Needs Matplotlib (python3-matplotlib).
+Needs Matplotlib 3.7 or later (python3-matplotlib).
 """
 import json, pathlib, sys
 
