@@ -3,7 +3,7 @@
 
     python3 bench/plot_gpu.py [gpu_conv.json] [docs/images/gpu_conv.png]
 
-Needs Matplotlib 3.7 or later (python3-matplotlib).
+Needs Matplotlib (python3-matplotlib).
 """
 import json, pathlib, sys
 
@@ -43,7 +43,8 @@ def main():
     commits = dict.fromkeys([results["commit"], *(row["commit"] for row in results["times"] if "commit" in row)])
     figure.supxlabel(f"times as fast as PyTorch {results['pytorch'].split('+')[0]} with autotuned cuDNN "
                      f"on an {results['gpu']} ({', '.join(commits)}); right of 1: Tapedeck is faster", fontsize=10)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.suptitle(" ")  # the legend's room
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="upper center", ncols=3, frameon=False)
     figure.savefig(picture, dpi=80)
 
 

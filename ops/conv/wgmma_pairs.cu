@@ -29,9 +29,9 @@
 // Tried and slower: pairs of blocks that add their sums, as clusters over boxes do, so that half as many are
 // written and read (dcgan3 26.4 over 24.2 us in bfloat16 and 41.1 over 39 in TF32, dcgan4 25.1 over 24.4 and
 // 41.6 over 38.6). And for small images, of a VAE's layers, blocks that bring whole images, whose threads put
-// x and a plane of y for each tap of columns in order, and that multiply by mma.sync, a warp a tap: 15.5 over
-// 12.1 us and 17.7 over 18.3 in bfloat16, 19 over 16 and 34 over 20 in TF32. A third of the time was putting
-// in order.
+// x and a plane of y for each tap of columns in order, and that multiply by mma.sync, a warp a tap: 15.7 over
+// 12.1 us and 17.8 over 17.4 in bfloat16, 19.2 over 15.4 and 34.6 over 20.4 in TF32. A third of the time was
+// putting in order.
 //
 // An infinity or a NaN meets zeros outside of the other image, and so may reach its channel's other taps.
 #include <tapedeck/ops/conv/pair_grad_plan.h>
